@@ -1,0 +1,109 @@
+"""What a backend is, what it is told, and what it says."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, Flag, StrEnum, auto
+from typing import ClassVar
+
+from mosaic_opt.problem import Outcome, Problem
+
+
+class Capability(Flag):
+    """What a backend can deliver."""
+
+    INCUMBENT = auto()
+    BOUND = auto()
+    EXACT = INCUMBENT | BOUND
+
+
+class Availability(Enum):
+    """Whether a backend can run here; falsy members say why not."""
+
+    AVAILABLE = "available"
+    NOT_INSTALLED = "not installed"
+    BAD_VERSION = "installed in a version that is too old"
+
+    def __bool__(self) -> bool:
+        """Tell whether the backend can run."""
+        return self is Availability.AVAILABLE
+
+
+class Termination(StrEnum):
+    """Why a search stopped."""
+
+    EXHAUSTED = "exhausted"  # nothing is left to look at
+    TIME_LIMIT = "time_limit"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When to stop: after ``time_s`` seconds of search, or never."""
+
+    time_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the limit."""
+        if self.time_s is not None and not self.time_s > 0.0:
+            raise ValueError(f"time_s={self.time_s:g} must be above 0, or None for no limit.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a search is."""
+
+    done: int  # candidates
+    of: int
+    incumbent: Outcome | None
+    bound: float  # lower bound of the optimum [nats/token]
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a backend claims. Nothing has a default: every claim is written out.
+
+    Attributes
+    ----------
+    incumbent : Outcome or None
+        The best candidate found.
+    dual_bound : float
+        No candidate has a lower loss [nats/token]; +inf if no candidate is feasible.
+    termination : Termination
+    outcomes : tuple of Outcome
+        Every candidate that was examined, in the order of the problem.
+    unexamined : tuple of int
+        Indices of the candidates that were not.
+    discarded_pairs : int
+        (architecture, layout) pairs that a bound ruled out.
+    """
+
+    incumbent: Outcome | None
+    dual_bound: float
+    termination: Termination
+    outcomes: tuple[Outcome, ...]
+    unexamined: tuple[int, ...]
+    discarded_pairs: int
+
+
+class Backend(ABC):
+    """A way to search. Concrete backends are final frozen dataclasses: their fields are options."""
+
+    name: ClassVar[str]
+    provides: ClassVar[Capability]
+
+    @classmethod
+    @abstractmethod
+    def availability(cls) -> Availability:
+        """Tell whether it can run here, without importing native code."""
+
+    @abstractmethod
+    def search(
+        self, problem: Problem, limits: Limits, *, progress: ProgressCallback | None = None
+    ) -> Report:
+        """Search a problem until it is done, a limit is reached or the user interrupts."""

@@ -1,0 +1,125 @@
+"""Exhaustive search: every legal layout of every candidate, through the compiled kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from mosaic_opt.backends.base import (
+    Availability,
+    Backend,
+    Capability,
+    Limits,
+    Progress,
+    ProgressCallback,
+    Report,
+    Termination,
+)
+from mosaic_opt.problem import Outcome, Problem
+
+_IN_FLIGHT_PER_WORKER = 4
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enumerate(Backend):
+    """Price every pair; the reference of truth.
+
+    Attributes
+    ----------
+    workers : int, optional
+        Threads (the kernel holds no lock); all cores unless given. The answer does not depend
+        on their number.
+    """
+
+    name: ClassVar[str] = "enumerate"
+    provides: ClassVar[Capability] = Capability.EXACT
+
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers={self.workers} must be at least 1; nearest: 1.")
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Numba is a core dependency."""
+        return Availability.AVAILABLE
+
+    def search(
+        self, problem: Problem, limits: Limits, *, progress: ProgressCallback | None = None
+    ) -> Report:
+        """Examine the candidates in order; a keyboard interrupt keeps what was done."""
+        n = len(problem.architectures)
+        outcomes: dict[int, Outcome] = {}
+        termination = Termination.EXHAUSTED
+        deadline = None if limits.time_s is None else time.monotonic() + limits.time_s
+        results = _completed(problem, self.workers or os.cpu_count() or 1)
+        best: Outcome | None = None
+        try:
+            for outcome in results:
+                outcomes[outcome.index] = outcome
+                if _better(outcome, best):
+                    best = outcome
+                if progress is not None:
+                    progress(
+                        Progress(done=len(outcomes), of=n, incumbent=best, bound=float("-inf"))
+                    )
+                if deadline is not None and time.monotonic() > deadline and len(outcomes) < n:
+                    termination = Termination.TIME_LIMIT
+                    break
+        except KeyboardInterrupt:
+            termination = Termination.INTERRUPTED
+        finally:
+            results.close()
+        unexamined = tuple(i for i in range(n) if i not in outcomes)
+        if not unexamined:
+            termination = Termination.EXHAUSTED
+        return Report(
+            incumbent=best,
+            dual_bound=dual_bound(problem, best, unexamined),
+            termination=termination,
+            outcomes=tuple(outcomes[i] for i in sorted(outcomes)),
+            unexamined=unexamined,
+            discarded_pairs=0,
+        )
+
+
+def _better(candidate: Outcome, incumbent: Outcome | None) -> bool:
+    if not candidate.feasible:
+        return False
+    if incumbent is None:
+        return True
+    return (candidate.loss, candidate.index) < (incumbent.loss, incumbent.index)
+
+
+def dual_bound(
+    problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]
+) -> float:
+    """Return the least loss that any candidate can have, given the unexamined ones [nats/token].
+
+    An unexamined candidate is bounded by its loss with every device at its peak.
+    """
+    examined = incumbent.loss if incumbent is not None else float("inf")
+    return min([examined, *(problem.optimistic_loss(i) for i in unexamined)])
+
+
+def _completed(problem: Problem, workers: int) -> Iterator[Outcome]:
+    """Solve every candidate on a pool of threads, a few ahead of what was taken; in order."""
+    n = len(problem.architectures)
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")
+    waiting: list[Future[Outcome]] = []
+    submitted = 0
+    try:
+        while submitted < n or waiting:
+            while submitted < n and len(waiting) < workers * _IN_FLIGHT_PER_WORKER:
+                waiting.append(pool.submit(problem.solve_candidate, submitted))
+                submitted += 1
+            yield waiting.pop(0).result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,320 @@
+"""The envelope: all that is fixed before the search, validated once and then frozen."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cached_property
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from lawfit import AnyLaw, LawError, load_law
+from mosaic_opt.errors import EnvelopeError, explain
+from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
+from perfmodel.cluster import Batch, Cluster
+from perfmodel.errors import PerfmodelError
+from perfmodel.ladder import GPT2_VOCABULARY, ladder
+from perfmodel.plan import PlanSpace
+
+SECONDS_PER_DAY = 86400.0
+MAX_CANDIDATES = 1_000_000
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Rung = Annotated[int, Field(ge=1, le=4096, strict=True)]
+Experts = Annotated[int, Field(ge=1, le=65536, strict=True)]
+
+
+class LadderSpace(_Frozen):
+    """A grid over the ladder of arXiv 2608.10605: every (q, E, K, G) with K at most E.
+
+    ``min_sparsity`` and ``max_sparsity`` bound S = 1 - N_act / N_tot, the guard that keeps the
+    search inside the range that the law was fitted on.
+    """
+
+    kind: Literal["ladder"] = "ladder"
+    q: tuple[Rung, ...] = Field(min_length=1)
+    n_experts: tuple[Experts, ...] = Field(min_length=1)
+    top_k: tuple[Experts, ...] = Field(min_length=1)
+    expert_split: tuple[Experts, ...] = Field(min_length=1)
+    vocab_size: Annotated[int, Field(ge=1, le=2**30, strict=True)] = GPT2_VOCABULARY
+    min_sparsity: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    max_sparsity: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+    @property
+    def grid_size(self) -> int:
+        """Points of the grid, before any is dropped."""
+        return len(self.q) * len(self.n_experts) * len(self.top_k) * len(self.expert_split)
+
+    def architectures(self) -> tuple[Architecture, ...]:
+        """Return the models of the grid, in the order of (q, E, K, G)."""
+        axes = (sorted(set(a)) for a in (self.q, self.n_experts, self.top_k, self.expert_split))
+        models = (ladder(q, e, k, g, self.vocab_size) for q, e, k, g in product(*axes) if k <= e)
+        return tuple(m for m in models if self.min_sparsity <= m.sparsity <= self.max_sparsity)
+
+
+class ExplicitSpace(_Frozen):
+    """Architectures listed one by one."""
+
+    kind: Literal["explicit"]
+    models: tuple[Architecture, ...] = Field(min_length=1)
+
+    @property
+    def grid_size(self) -> int:
+        """Number of models listed."""
+        return len(self.models)
+
+    def architectures(self) -> tuple[Architecture, ...]:
+        """Return the models as listed."""
+        return self.models
+
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class TokenRule(_Frozen):
+    """How many tokens a candidate trains on, of those that the window allows.
+
+    ``saturate`` takes all of them (D* of equation (25)), cut by the caps. ``grid`` takes the
+    largest listed tokens-per-parameter ratio that fits. Ratios are D / N_act, with N under the
+    envelope's parameter convention. A candidate that cannot reach the least ratio is infeasible.
+    """
+
+    kind: Literal["saturate", "grid"] = "saturate"
+    min_tokens_per_parameter: Positive | None = None
+    max_tokens_per_parameter: Positive | None = None
+    tokens_per_parameter: tuple[Positive, ...] = ()
+    max_tokens: Positive | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TokenRule:
+        if self.kind == "grid" and not self.tokens_per_parameter:
+            raise ValueError("tokens_per_parameter=() must list at least one ratio for kind 'grid'")
+        if self.kind == "saturate" and self.tokens_per_parameter:
+            raise ValueError("tokens_per_parameter is for kind 'grid'; kind is 'saturate'")
+        low, high = self.min_tokens_per_parameter, self.max_tokens_per_parameter
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"min_tokens_per_parameter={low:g} must be at most "
+                f"max_tokens_per_parameter={high:g}; nearest: {high:g}"
+            )
+        return self
+
+
+def _law(value: Any) -> Any:
+    try:
+        return load_law(value)
+    except LawError as error:
+        raise ValueError(str(error)) from None
+
+
+def _cluster(value: Any) -> Any:
+    return Cluster.parse(value) if isinstance(value, str) else value
+
+
+class Envelope(_Frozen):
+    """A cluster, a window, and what may be chosen within them.
+
+    Attributes
+    ----------
+    name : str
+        For reports.
+    cluster : Cluster
+        Hardware pack and nodes; also as text, ``"p6-b200:32"``.
+    window_days : float
+        Wall-clock window, T_train [day].
+    batch : Batch
+        Global batch, sequence length, optimizer.
+    candidates : LadderSpace or ExplicitSpace
+        Architectures to choose from.
+    law : JointLaw, PerSplitLaw or ChinchillaLaw
+        Scaling law, also by name, ``"mosaic-table2"``.
+    goodput : float
+        Share of the window that trains, eta_good, in (0, 1] [-].
+    tokens : TokenRule
+        Token budget of a candidate.
+    plans : PlanSpace
+        Layouts to choose from.
+    memory_fraction : float
+        Share of a device's memory that a plan may use, in (0, 1] [-]. Allocators fragment; 0.92
+        unless given.
+    stack : str
+        Stack profile, by name or path.
+    parameter_convention : ParameterConvention
+        Which parameters the law's N (and a tokens-per-parameter ratio) counts.
+    mfu_convention : MfuConvention
+        What the numerator of a reported MFU counts. It moves no decision.
+    mfu_error : float
+        Relative error of predicted MFU that near-ties are judged by [-]; 0.06 is the in-sample
+        error of the shipped stack profile.
+    extrapolation : {"refuse", "flag"}
+        What to do with a plan whose price needs a surface beyond a range where its pack says
+        "refuse" (an all-to-all over more ranks than were measured). Refused plans are priced
+        and counted, and never chosen.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)] = "envelope"
+    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    window_days: Annotated[float, Field(gt=0.0, le=36500.0)]
+    batch: Batch
+    candidates: Annotated[LadderSpace | ExplicitSpace, Field(discriminator="kind")]
+    law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
+        default_factory=lambda: load_law("mosaic-table2")
+    )
+    goodput: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    tokens: TokenRule = TokenRule()
+    plans: PlanSpace = PlanSpace()
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.92
+    stack: Annotated[str, Field(min_length=1)] = "megatron-eager"
+    parameter_convention: ParameterConvention = ParameterConvention.WITHOUT_EMBEDDING_AND_HEAD
+    mfu_convention: MfuConvention = MfuConvention.SIX_N_NONEMBEDDING
+    mfu_error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.06
+    extrapolation: Literal["refuse", "flag"] = "refuse"
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Envelope:
+        if self.candidates.grid_size > MAX_CANDIDATES:
+            raise ValueError(
+                f"the candidate grid has {self.candidates.grid_size} points, which must be at most "
+                f"{MAX_CANDIDATES}"
+            )
+        return self
+
+    @property
+    def window_s(self) -> float:
+        """Wall-clock window [s]."""
+        return self.window_days * SECONDS_PER_DAY
+
+    @property
+    def memory_cap_bytes(self) -> float:
+        """Memory that a plan may use on a device [B]."""
+        return self.memory_fraction * self.cluster.device_memory_bytes
+
+    @cached_property
+    def peak_compute_flop(self) -> float:
+        """C_peak = F_peak N_dev T_train [FLOP]."""
+        return self.cluster.peak_flops * self.cluster.n_devices * self.window_s
+
+
+def parse_envelope(content: Any, origin: str = "envelope") -> Envelope:
+    """Validate the content of an envelope.
+
+    Raises
+    ------
+    EnvelopeError
+        In one sentence: which field, which value, which rule.
+    """
+    if not isinstance(content, dict):
+        raise EnvelopeError(f"{origin} holds a {type(content).__name__}, not a table of fields.")
+    try:
+        envelope = Envelope.model_validate(content)
+        _ = envelope.cluster.pack  # a missing pack is the envelope's fault
+    except ValidationError as error:
+        raise EnvelopeError(f"{origin}: {explain(error, Envelope)}.") from None
+    except PerfmodelError as error:
+        raise EnvelopeError(f"{origin}: {str(error).rstrip('.')}.") from None
+    return envelope
+
+
+def read_mapping(path: str | Path) -> Any:
+    """Read a YAML, TOML or JSON file with a safe parser.
+
+    Raises
+    ------
+    EnvelopeError
+        The file cannot be read, is of another kind, or does not parse.
+    """
+    file = Path(path)
+    readers = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": _json}
+    if file.suffix not in readers:
+        raise EnvelopeError(f"{file} must end in {', '.join(readers)}.")
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise EnvelopeError(f"{file} cannot be read: {reason}.") from None
+    try:
+        return readers[file.suffix](text)
+    except (ValueError, RecursionError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise EnvelopeError(f"{file} is not valid {file.suffix[1:].upper()}: {detail}.") from None
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _json(text: str) -> Any:
+    def finite(token: str) -> float:
+        raise ValueError(f"{token} is not a number")
+
+    return json.loads(text, parse_constant=finite)
+
+
+def load_envelope(path: str | Path) -> Envelope:
+    """Read an envelope from a YAML, TOML or JSON file.
+
+    Raises
+    ------
+    EnvelopeError
+        One sentence.
+    """
+    return parse_envelope(read_mapping(path), str(path))
+
+
+def examples() -> tuple[str, ...]:
+    """Return the names of the example envelopes that ship with the package."""
+    folder = resources.files("mosaic_opt") / "examples"
+    return tuple(
+        sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
+    )
+
+
+def example(name: str) -> Envelope:
+    """Return an example envelope by name.
+
+    Raises
+    ------
+    EnvelopeError
+        No such example; the sentence lists them.
+    """
+    if name not in examples():
+        raise EnvelopeError(f"There is no example {name!r}; there are {', '.join(examples())}.")
+    text = (resources.files("mosaic_opt") / "examples" / f"{name}.yaml").read_text("utf-8")
+    return parse_envelope(yaml.safe_load(text), name)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of an envelope."""
+    return Envelope.model_json_schema()
+
+
+__all__ = [
+    "Envelope",
+    "ExplicitSpace",
+    "LadderSpace",
+    "TokenRule",
+    "example",
+    "examples",
+    "json_schema",
+    "load_envelope",
+    "parse_envelope",
+]

@@ -1,0 +1,306 @@
+"""The bilevel problem of an envelope, as pure functions of a candidate's index.
+
+Upper level: which architecture and how many tokens. Lower level: which layout. For a candidate
+the best layout is the feasible one with the shortest step; its tokens follow in closed form, and
+its loss from the law:
+
+    D* = T_train eta_good B_global T_seq / min over feasible P of t_iter(Z, P)          (25)
+    loss = L(N_tot, N_act, min(D*, caps), G)                                            (10)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic_opt.envelope import Envelope
+from perfmodel.architecture import Architecture
+from perfmodel.batch import plan_matrix, price
+from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.plan import Plan, PlanTable, legal_mask
+from perfmodel.rules import violations
+from perfmodel.step import StepEstimate, StepModel, estimate
+
+
+class Tokens(NamedTuple):
+    """Token budget of a candidate, or why it has none."""
+
+    tokens: float  # NaN if the rule cannot be met
+    available: float  # D*: all that the window allows
+    binding: str  # "window", "max_tokens_per_parameter", "max_tokens", "grid", or the broken rule
+
+
+class Counts(NamedTuple):
+    """How the (architecture, layout) pairs of a candidate fared."""
+
+    plans: int  # layouts of the space
+    infeasible: int  # that break a rule of the architecture; not priced
+    priced: int
+    over_memory: int  # of the priced: more than the memory cap
+    refused: int  # of the priced: fit, but need a surface beyond its range
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the lower level found for one candidate.
+
+    ``row`` is the best layout's row in the problem's table, or -1; ``reason`` and ``detail`` say
+    why there is none, and what the smallest help would be.
+    """
+
+    index: int
+    row: int
+    step_s: float
+    memory_bytes: float
+    tokens: float
+    loss: float
+    binding: str
+    reason: str
+    detail: str
+    counts: Counts
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the candidate has a layout and a token budget."""
+        return self.row >= 0
+
+
+class Problem:
+    """An envelope with its candidates, layouts, constants and law at hand."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+        self.architectures: tuple[Architecture, ...] = envelope.candidates.architectures()
+        self.profile: StackProfile = load_stack(envelope.stack)
+        self.table: PlanTable = envelope.plans.skeleton(
+            envelope.cluster.n_devices, envelope.batch.seq_len, envelope.batch.global_batch
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of (architecture, layout) pairs."""
+        return len(self.architectures) * len(self.table)
+
+    @cached_property
+    def _matrix(self) -> NDArray[np.float64]:
+        return plan_matrix(self.table)
+
+    @cached_property
+    def _refused(self) -> NDArray[np.bool_]:
+        """Rows that ask for an all-to-all over more ranks than the pack answers for."""
+        if self.envelope.extrapolation == "flag":
+            return np.zeros(len(self.table), dtype=np.bool_)
+        surface = self.envelope.cluster.pack.surfaces["all_to_all"]
+        if surface.beyond["size"] != "refuse":
+            return np.zeros(len(self.table), dtype=np.bool_)
+        return self.table.ep > surface.ranges["size"][1]
+
+    @property
+    def largest_all_to_all(self) -> float:
+        """Largest expert-parallel group that the pack answers for [-]."""
+        return float(self.envelope.cluster.pack.surfaces["all_to_all"].ranges["size"][1])
+
+    def n_active(self, index: int) -> int:
+        """Active parameters under the envelope's convention [-]."""
+        return self.architectures[index].n_active(self.envelope.parameter_convention)
+
+    def n_total(self, index: int) -> int:
+        """Stored parameters under the envelope's convention [-]."""
+        return self.architectures[index].n_total(self.envelope.parameter_convention)
+
+    def legal_rows(self, index: int) -> NDArray[np.int64]:
+        """Return the rows of the table that are legal for a candidate, ascending."""
+        mask = legal_mask(self.table, self.architectures[index].rule_variables())
+        return np.flatnonzero(mask).astype(np.int64)
+
+    def price(
+        self, index: int, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return step times [s] and memory [B] of a candidate under the given layouts."""
+        envelope = self.envelope
+        return price(
+            self.architectures[index],
+            self._matrix,
+            rows,
+            hardware=envelope.cluster.constants,
+            stack=self.profile.stack(),
+            optimizer=envelope.batch.optimizer.dims,
+            seq_len=envelope.batch.seq_len,
+            global_batch=envelope.batch.global_batch,
+        )
+
+    def reprice(self, index: int, plan: Plan) -> StepEstimate:
+        """Price one candidate and layout with the scalar model."""
+        envelope = self.envelope
+        return estimate(
+            self.architectures[index],
+            plan,
+            envelope.cluster,
+            envelope.batch,
+            stack=self.profile,
+            mfu_convention=envelope.mfu_convention,
+        )
+
+    def step_model(self, index: int, plan: Plan) -> StepModel:
+        """Return the scalar model of one candidate and layout."""
+        envelope = self.envelope
+        return StepModel(
+            self.architectures[index], plan, envelope.cluster, envelope.batch, self.profile
+        )
+
+    def tokens(self, index: int, step_s: float) -> Tokens:
+        """Return the token budget of a candidate whose step takes ``step_s`` [s]."""
+        envelope, rule = self.envelope, self.envelope.tokens
+        available = envelope.window_s * envelope.goodput * envelope.batch.tokens / step_s
+        n_active = float(self.n_active(index))
+        budget, binding = available, "window"
+        if rule.max_tokens is not None and rule.max_tokens < budget:
+            budget, binding = rule.max_tokens, "max_tokens"
+        cap = rule.max_tokens_per_parameter
+        if cap is not None and cap * n_active < budget:
+            budget, binding = cap * n_active, "max_tokens_per_parameter"
+        if rule.kind == "grid":
+            fitting = [r * n_active for r in rule.tokens_per_parameter if r * n_active <= budget]
+            if not fitting:
+                return Tokens(float("nan"), available, "tokens_per_parameter")
+            budget, binding = max(fitting), "grid"
+        least = rule.min_tokens_per_parameter
+        if least is not None and budget < least * n_active:
+            return Tokens(float("nan"), available, "min_tokens_per_parameter")
+        return Tokens(budget, available, binding)
+
+    def loss(self, index: int, tokens: float) -> float:
+        """Return the law's loss of a candidate after ``tokens`` tokens [nats/token]."""
+        return float(
+            self.envelope.law.loss(
+                n_total=float(self.n_total(index)),
+                n_active=float(self.n_active(index)),
+                tokens=tokens,
+                expert_split=self.expert_split(index),
+            )
+        )
+
+    def expert_split(self, index: int) -> float:
+        """G of a candidate; 1 for a dense model, which has no split [-]."""
+        return self.architectures[index].expert_split or 1.0
+
+    def optimistic_loss(self, index: int) -> float:
+        """Return a lower bound of a candidate's loss: every device at its peak [nats/token]."""
+        envelope = self.envelope
+        flops = self.architectures[index].flops_per_token()
+        step_s = flops * envelope.batch.tokens / (
+            envelope.cluster.n_devices * envelope.cluster.peak_flops
+        )
+        budget = self.tokens(index, step_s)
+        return float("inf") if np.isnan(budget.tokens) else self.loss(index, budget.tokens)
+
+    def solve_candidate(self, index: int) -> Outcome:
+        """Find the best layout of a candidate, its tokens and its loss."""
+        rows = self.legal_rows(index)
+        step_s, memory = self.price(index, rows)
+        fits = memory <= self.envelope.memory_cap_bytes
+        refused = self._refused[rows]
+        counts = Counts(
+            plans=len(self.table),
+            infeasible=len(self.table) - len(rows),
+            priced=len(rows),
+            over_memory=int(np.count_nonzero(~fits)),
+            refused=int(np.count_nonzero(fits & refused)),
+        )
+        allowed = fits & ~refused
+        if not allowed.any():
+            return self._without_layout(index, counts, memory, fits)
+        best = int(np.argmin(np.where(allowed, step_s, np.inf)))  # the first of equals
+        budget = self.tokens(index, float(step_s[best]))
+        if np.isnan(budget.tokens):
+            return self._without_tokens(index, counts, budget, float(memory[best]))
+        return Outcome(
+            index=index,
+            row=int(rows[best]),
+            step_s=float(step_s[best]),
+            memory_bytes=float(memory[best]),
+            tokens=budget.tokens,
+            loss=self.loss(index, budget.tokens),
+            binding=budget.binding,
+            reason="",
+            detail="",
+            counts=counts,
+        )
+
+    def _without_layout(
+        self,
+        index: int,
+        counts: Counts,
+        memory: NDArray[np.float64],
+        fits: NDArray[np.bool_],
+    ) -> Outcome:
+        cap = self.envelope.memory_cap_bytes
+        if not len(memory):
+            reason, detail = "no_legal_layout", self._why_illegal(index)
+        elif not fits.any():
+            short = float(memory.min()) - cap
+            reason = "memory"
+            detail = (
+                f"the leanest layout needs {memory.min() / 1e9:.1f} GB of {cap / 1e9:.1f} GB: "
+                f"{short / 1e9:.1f} GB short on every device"
+            )
+        else:
+            reason = "beyond_measured_range"
+            detail = (
+                f"every layout that fits needs expert parallelism over more than "
+                f"{self.largest_all_to_all:g} ranks, which nobody measured; "
+                "extrapolation: flag would admit it"
+            )
+        return self._failed(index, counts, reason, detail)
+
+    def _why_illegal(self, index: int) -> str:
+        """Name the rules that a candidate breaks in every layout of the space."""
+        if not len(self.table):
+            return "no layout of the space tiles the cluster and the batch"
+        envelope = self.envelope
+        variables = self.architectures[index].rule_variables()
+        step = max(1, len(self.table) // 200)
+        broken: dict[str, str] = {}
+        for row in range(0, len(self.table), step):
+            for violation in violations(
+                variables,
+                self.table.plan(row),
+                envelope.cluster.n_devices,
+                envelope.batch.seq_len,
+                envelope.batch.global_batch,
+            ):
+                broken.setdefault(violation.rule, violation.message)
+        return " ".join(broken.values())
+
+    def _without_tokens(
+        self, index: int, counts: Counts, budget: Tokens, memory_bytes: float
+    ) -> Outcome:
+        rule, n_active = self.envelope.tokens, float(self.n_active(index))
+        least = (
+            min(rule.tokens_per_parameter)
+            if budget.binding == "tokens_per_parameter"
+            else rule.min_tokens_per_parameter or 0.0
+        )
+        reached = budget.available / n_active
+        days = self.envelope.window_days * least / reached
+        detail = (
+            f"its best layout sees {reached:.1f} tokens per parameter in the window, of at least "
+            f"{least:g}: {days - self.envelope.window_days:.1f} more days would do"
+        )
+        if rule.max_tokens is not None and rule.max_tokens < least * n_active:
+            detail = (
+                f"max_tokens={rule.max_tokens:g} is less than the {least * n_active:.4g} tokens "
+                f"that {least:g} tokens per parameter ask for"
+            )
+        return self._failed(index, counts, "tokens", detail, memory_bytes)
+
+    @staticmethod
+    def _failed(
+        index: int, counts: Counts, reason: str, detail: str, memory_bytes: float = float("nan")
+    ) -> Outcome:
+        nan = float("nan")
+        return Outcome(index, -1, nan, memory_bytes, nan, nan, "", reason, detail, counts)

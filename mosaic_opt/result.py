@@ -1,0 +1,189 @@
+"""What `solve` returns, and its JSON: a public contract (``schema_version`` 1, SI units)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mosaic_opt.certificate import Certificate
+from mosaic_opt.errors import MosaicError, explain
+from perfmodel.plan import Plan
+from perfmodel.step import StepEstimate
+
+SCHEMA_VERSION = 1
+
+
+class _Frozen(BaseModel):
+    # NaN and infinities have no JSON; what is unknown is None.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Status(StrEnum):
+    """What is known of the answer."""
+
+    OPTIMAL = "optimal"  # nothing in the space is better, and the checks passed
+    FEASIBLE = "feasible"  # an answer; something better may remain
+    INFEASIBLE = "infeasible"  # nothing in the space fits
+    UNKNOWN = "unknown"  # stopped before anything feasible was found
+
+
+class Bounds(_Frozen):
+    """Loss of the incumbent, a bound below every candidate, and their difference [nats/token]."""
+
+    primal: float | None
+    dual: float | None
+    gap: float | None
+
+
+class Candidate(_Frozen):
+    """A candidate with its best layout.
+
+    ``delta_loss`` is its loss over that of the optimum [nats/token]; ``binding`` says what sets
+    its tokens: the window, or the cap that was reached first.
+    """
+
+    rank: int
+    name: str
+    n_active: int
+    n_total: int
+    sparsity: float
+    expert_split: float | None
+    plan: Plan
+    tokens: float
+    tokens_per_parameter: float
+    binding: str
+    loss: float
+    delta_loss: float
+    mfu: float
+    step_time_s: float
+    memory_bytes: float
+
+
+class Rejected(_Frozen):
+    """A candidate that has no layout or no token budget, and the smallest thing that would help."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+class Optimum(_Frozen):
+    """The chosen architecture, token budget and layout.
+
+    ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
+    ``step``, which has the breakdown and what each number rests on.
+    """
+
+    architecture: dict[str, Any]
+    plan: Plan
+    tokens: float
+    tokens_per_parameter: float
+    tokens_available: float
+    token_rule_binding: str
+    loss: float
+    loss_source: str
+    mfu: float
+    mfu_convention: str
+    step_time_s: float
+    memory_bytes: float
+    learning_rate: float
+    model_flop: float
+    step: StepEstimate
+    flags: tuple[str, ...]
+
+
+class Tally(_Frozen):
+    """How many candidates and (architecture, layout) pairs the search went through.
+
+    ``priced + infeasible + discarded + unexamined = plans``: a pair is priced, breaks a rule, is
+    ruled out by a bound, or was not reached. ``over_memory`` and ``refused`` are among the priced.
+    """
+
+    architectures: int
+    grid_points: int
+    layouts: int
+    plans: int
+    priced: int
+    discarded: int
+    infeasible: int
+    unexamined: int
+    over_memory: int
+    refused: int
+    feasible_architectures: int
+
+
+class NearTieRule(_Frozen):
+    """How close a candidate must be to be indistinguishable from the optimum."""
+
+    mfu_error: float
+    loss_tolerance: float | None
+
+
+class Solution(_Frozen):
+    """The answer to an envelope.
+
+    Attributes
+    ----------
+    status : Status
+    termination : str
+        Why the search stopped.
+    optimum : Optimum or None
+    bounds : Bounds
+    near_ties : tuple of Candidate
+        Every candidate whose loss is within what the stated MFU error can move, the optimum
+        first.
+    near_tie_rule : NearTieRule
+    candidates : tuple of Candidate
+        All feasible candidates, best first.
+    rejected : tuple of Rejected
+        The others.
+    counts : Tally
+    certificate : Certificate
+    provenance : dict
+        Packs and their hashes, law, versions, and the envelope itself.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    status: Status
+    termination: str
+    optimum: Optimum | None
+    bounds: Bounds
+    near_ties: tuple[Candidate, ...]
+    near_tie_rule: NearTieRule
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+    counts: Tally
+    certificate: Certificate
+    provenance: dict[str, Any]
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return the JSON document."""
+        return self.model_dump_json(indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Solution:
+        """Read a JSON document.
+
+        Raises
+        ------
+        MosaicError
+            The document is no solution; one sentence.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise MosaicError(f"Not a solution: {explain(error, cls)}.") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON document to a file."""
+        Path(path).write_text(self.to_json() + "\n", "utf-8")
+
+    def __str__(self) -> str:
+        """Return the report."""
+        from mosaic_opt.report import render_text
+
+        return render_text(self)

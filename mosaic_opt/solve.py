@@ -1,0 +1,226 @@
+"""Envelope -> problem -> search -> checks -> solution."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+
+from lawfit import peak_learning_rate
+from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
+from mosaic_opt.backends.registry import resolve
+from mosaic_opt.certificate import Certificate, certify
+from mosaic_opt.envelope import Envelope
+from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.result import (
+    Bounds,
+    Candidate,
+    NearTieRule,
+    Optimum,
+    Rejected,
+    Solution,
+    Status,
+    Tally,
+)
+
+
+def solve(
+    envelope: Envelope,
+    *,
+    backend: Backend | str = "enumerate",
+    limits: Limits | None = None,
+    progress: ProgressCallback | None = None,
+) -> Solution:
+    """Find the architecture, token budget and layout with the least predicted loss.
+
+    Parameters
+    ----------
+    envelope : Envelope
+        What is fixed, and what may be chosen.
+    backend : Backend or str
+        How to search; a name takes the backend's default options.
+    limits : Limits, optional
+        When to stop; never unless given.
+    progress : callable, optional
+        Called after each candidate.
+
+    Returns
+    -------
+    Solution
+        With status OPTIMAL only if the search left nothing and every check passed.
+
+    Raises
+    ------
+    MosaicError
+        Unknown or unavailable backend.
+    PerfmodelError
+        A hardware pack or stack profile that cannot be read.
+    """
+    problem = Problem(envelope)
+    searcher = resolve(backend)
+    report = searcher.search(problem, limits or Limits(), progress=progress)
+    return assemble(problem, report, certify(problem, report), searcher.name)
+
+
+def assemble(
+    problem: Problem, report: Report, certificate: Certificate, backend: str
+) -> Solution:
+    """Put a report and its certificate together as a solution."""
+    best = report.incumbent
+    ranked = sorted((o for o in report.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
+    tolerance = None if best is None else loss_tolerance(problem, best)
+    candidates = tuple(
+        _candidate(problem, outcome, rank, ranked[0].loss)
+        for rank, outcome in enumerate(ranked, start=1)
+    )
+    near = tuple(c for c in candidates if tolerance is not None and c.delta_loss <= tolerance)
+    dual = report.dual_bound if abs(report.dual_bound) < float("inf") else None
+    primal = best.loss if best is not None else None
+    return Solution(
+        name=problem.envelope.name,
+        status=_status(report, certificate),
+        termination=report.termination.value,
+        optimum=None if best is None else _optimum(problem, best),
+        bounds=Bounds(
+            primal=primal,
+            dual=dual,
+            gap=None if primal is None or dual is None else primal - dual,
+        ),
+        near_ties=near,
+        near_tie_rule=NearTieRule(
+            mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance
+        ),
+        candidates=candidates,
+        rejected=tuple(
+            Rejected(name=problem.architectures[o.index].name, reason=o.reason, detail=o.detail)
+            for o in report.outcomes
+            if not o.feasible
+        ),
+        counts=_tally(problem, report),
+        certificate=certificate,
+        provenance=_provenance(problem, backend),
+    )
+
+
+def loss_tolerance(problem: Problem, best: Outcome) -> float:
+    """Return what the stated MFU error can move the optimum's loss by [nats/token].
+
+    ``L(D (1 - e)) - L(D)`` with e the envelope's ``mfu_error``: the tokens that the window
+    delivers are proportional to MFU.
+    """
+    fewer = best.tokens * (1.0 - problem.envelope.mfu_error)
+    return problem.loss(best.index, fewer) - best.loss
+
+
+def _status(report: Report, certificate: Certificate) -> Status:
+    if report.incumbent is None:
+        finished = report.termination is Termination.EXHAUSTED and certificate.certified
+        return Status.INFEASIBLE if finished else Status.UNKNOWN
+    return Status.OPTIMAL if certificate.certified else Status.FEASIBLE
+
+
+def _mfu(problem: Problem, outcome: Outcome) -> float:
+    envelope = problem.envelope
+    flops = problem.architectures[outcome.index].flops_per_token(envelope.mfu_convention)
+    peak = envelope.cluster.n_devices * envelope.cluster.peak_flops
+    return flops * envelope.batch.tokens / (outcome.step_s * peak)
+
+
+def _candidate(problem: Problem, outcome: Outcome, rank: int, best_loss: float) -> Candidate:
+    architecture = problem.architectures[outcome.index]
+    n_active = problem.n_active(outcome.index)
+    return Candidate(
+        rank=rank,
+        name=architecture.name,
+        n_active=n_active,
+        n_total=problem.n_total(outcome.index),
+        sparsity=architecture.sparsity,
+        expert_split=architecture.expert_split,
+        plan=problem.table.plan(outcome.row),
+        tokens=outcome.tokens,
+        tokens_per_parameter=outcome.tokens / n_active,
+        binding=outcome.binding,
+        loss=outcome.loss,
+        delta_loss=outcome.loss - best_loss,
+        mfu=_mfu(problem, outcome),
+        step_time_s=outcome.step_s,
+        memory_bytes=outcome.memory_bytes,
+    )
+
+
+def _optimum(problem: Problem, best: Outcome) -> Optimum:
+    envelope, plan = problem.envelope, problem.table.plan(best.row)
+    step = problem.reprice(best.index, plan)
+    n_active = problem.n_active(best.index)
+    law_flags = envelope.law.flags(
+        n_total=float(problem.n_total(best.index)),
+        n_active=float(n_active),
+        tokens=best.tokens,
+        expert_split=problem.expert_split(best.index),
+    )
+    return Optimum(
+        architecture=step.architecture,
+        plan=plan,
+        tokens=best.tokens,
+        tokens_per_parameter=best.tokens / n_active,
+        tokens_available=problem.tokens(best.index, best.step_s).available,
+        token_rule_binding=best.binding,
+        loss=best.loss,
+        loss_source=envelope.law.basis,
+        mfu=step.mfu,
+        mfu_convention=step.mfu_convention.value,
+        step_time_s=step.step_time_s,
+        memory_bytes=step.memory_bytes,
+        learning_rate=peak_learning_rate(n_active=float(n_active), tokens=best.tokens),
+        model_flop=6.0 * n_active * best.tokens,
+        step=step,
+        flags=(*(f"law: {flag}" for flag in law_flags), *step.flags),
+    )
+
+
+def _tally(problem: Problem, report: Report) -> Tally:
+    total: Counter[str] = Counter()
+    for outcome in report.outcomes:
+        total.update(outcome.counts._asdict())
+    return Tally(
+        architectures=len(problem.architectures),
+        grid_points=problem.envelope.candidates.grid_size,
+        layouts=len(problem.table),
+        plans=problem.size,
+        priced=total["priced"],
+        discarded=report.discarded_pairs,
+        infeasible=total["infeasible"],
+        unexamined=len(report.unexamined) * len(problem.table),
+        over_memory=total["over_memory"],
+        refused=total["refused"],
+        feasible_architectures=sum(outcome.feasible for outcome in report.outcomes),
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _provenance(problem: Problem, backend: str) -> dict[str, object]:
+    envelope = problem.envelope
+    pack = envelope.cluster.pack
+    try:
+        own = version("mosaic-opt")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {
+        "hardware": {"name": pack.name, "sha256": pack.digest},
+        "stack": {"name": problem.profile.name, "sha256": problem.profile.digest},
+        "law": {
+            "kind": envelope.law.kind,
+            "source": envelope.law.source,
+            "sha256": _digest(envelope.law.model_dump_json()),
+        },
+        "backend": backend,
+        "versions": {
+            "mosaic-opt": own,
+            **{package: version(package) for package in ("numpy", "numba", "pydantic")},
+        },
+        "envelope": envelope.model_dump(mode="json"),
+        "envelope_sha256": _digest(envelope.model_dump_json()),
+    }

@@ -1,0 +1,152 @@
+"""Make a hardware pack from tables of measurements: ``python -m perfmodel.calibration.fit``.
+
+The format of the tables and a worked example are in ``docs/howto/calibrate.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from perfmodel.calibration.fit_collectives import collective_fits
+from perfmodel.calibration.fit_gemms import GEMM_FITS
+from perfmodel.calibration.fit_kernels import KERNEL_FITS
+from perfmodel.calibration.packs import (
+    SCHEMA_VERSION,
+    Device,
+    HardwarePack,
+    Node,
+    Surface,
+)
+from perfmodel.calibration.records import FrozenRecord, PackError, one_line
+from perfmodel.calibration.report import report_markdown
+from perfmodel.calibration.surface_fit import SurfaceFit
+from perfmodel.calibration.tables import Tables
+from perfmodel.calibration.writer import record_toml
+from perfmodel.errors import PerfmodelError
+
+
+class Datasheet(FrozenRecord):
+    """What the vendors state of a machine; nothing in it can be fitted."""
+
+    device: Device
+    node: Node
+
+
+def load_datasheet(path: Path | None, device: str) -> Datasheet:
+    """Read a datasheet: the file given, or the one shipped for the device."""
+    shipped = resources.files("perfmodel.calibration") / "data" / "datasheets"
+    file = path if path is not None else shipped / f"{device.lower()}.toml"
+    if not file.is_file():
+        raise PackError(f"There is no datasheet {file.name}; give one with --datasheet FILE.toml.")
+    try:
+        return Datasheet.model_validate(tomllib.loads(file.read_text("utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise PackError(f"Datasheet {file.name} is not valid TOML: {error}.") from None
+    except ValidationError as error:
+        raise PackError(f"Datasheet {file.name} is invalid: {one_line(error)}.") from None
+
+
+def surface_fits(devices_per_node: int) -> tuple[SurfaceFit, ...]:
+    """Return the fits of every surface of a pack, in its order."""
+    return (*GEMM_FITS, *KERNEL_FITS, *collective_fits(devices_per_node))
+
+
+def fit_pack(
+    tables: Tables,
+    datasheet: Datasheet,
+    name: str,
+    origin: str,
+    *,
+    progress: Callable[[str], None] = lambda surface: None,
+) -> HardwarePack:
+    """Fit every surface to the tables of one device.
+
+    Parameters
+    ----------
+    tables
+        The folder of tables, and the device whose rows count.
+    datasheet
+        Datasheet rates and the size of a node.
+    name
+        Name of the pack.
+    origin
+        Where the tables are from, with their licence.
+    progress
+        Called with the name of each surface before its fit.
+    """
+    node = datasheet.node
+    surfaces: dict[str, Surface] = {}
+    for fit in surface_fits(node.devices_per_node):
+        progress(fit.surface)
+        surfaces[fit.surface] = fit.fit(tables, datasheet.device)
+    content: Mapping[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "name": name,
+        "description": f"Kernels and collectives of {datasheet.device.name} in {node.name}.",
+        "origin": origin,
+        "device": datasheet.device,
+        "node": node,
+        "surfaces": surfaces,
+    }
+    try:
+        return HardwarePack.model_validate(content)
+    except ValidationError as error:
+        raise PackError(f"The fitted pack {name} is invalid: {one_line(error)}.") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        sheet = load_datasheet(options.datasheet, options.device)
+        pack = fit_pack(
+            Tables(options.tables, options.device),
+            sheet,
+            options.name,
+            options.origin,
+            progress=lambda surface: _say(f"fitting {surface}"),
+        )
+    except PerfmodelError as error:
+        _say(str(error))
+        return 2
+    words = ["--tables", "DIR", "--device", options.device, "--name", options.name]
+    words += ["--origin", options.origin, "--out", options.out.name]
+    command = f"python -m perfmodel.calibration.fit {shlex.join(words)}"
+    options.out.write_text(record_toml(pack, f"Written by a program:\n{command}"), "utf-8")
+    _say(f"wrote {options.out} (digest {pack.digest[:12]})")
+    if options.report is not None:
+        options.report.write_text(report_markdown(pack), "utf-8")
+        _say(f"wrote {options.report}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m perfmodel.calibration.fit",
+        description="Fit a hardware pack to tables of measurements.",
+    )
+    parser.add_argument("--tables", type=Path, required=True, help="folder of the CSV tables")
+    parser.add_argument("--device", required=True, help="device whose rows count, e.g. b200")
+    parser.add_argument("--name", required=True, help="name of the pack")
+    parser.add_argument("--out", type=Path, required=True, help="TOML file to write")
+    parser.add_argument("--report", type=Path, help="Markdown file for parameters and errors")
+    parser.add_argument("--datasheet", type=Path, help="TOML file with the device and the node")
+    parser.add_argument("--origin", default="own measurements", help="where the tables are from")
+    return parser
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Fits of dense and grouped GEMMs: which rows, what was timed, which bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from perfmodel.calibration.packs import Device, Surface
+from perfmodel.calibration.regression import Bound, Fit, Parameters, Regression, evaluate
+from perfmodel.calibration.surface_fit import (
+    BUSY,
+    CACHED,
+    DISPATCH,
+    EFFICIENCY,
+    LAUNCH,
+    Evidence,
+    isin,
+    shortest_kernel_s,
+    span,
+)
+from perfmodel.calibration.tables import BoolArray, FloatArray, Table, Tables
+from perfmodel.kernels import (
+    DeviceRates,
+    GemmSurface,
+    GroupedGemmSurface,
+    gemm_time,
+    grouped_gemm_launch,
+    grouped_gemm_time,
+)
+
+GEMM = "dense_gemm.csv"
+GROUPED = "grouped_gemm.csv"
+
+SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and nothing else
+
+
+@dataclass(frozen=True)
+class GemmFit:
+    """Dense bf16 GEMM; each call was timed alone, so the host's launch is in the time."""
+
+    surface: str = "gemm"
+
+    def fit(self, tables: Tables, device: Device) -> Surface:
+        """Fit wall = launch + rooflines; the floor is read off chains of small kernels."""
+        table = tables.load(GEMM).where(dtype="bf16")
+        small = np.minimum(np.minimum(table["M"], table["N"]), table["K"]) < SMALLEST_GEMM
+        table = table.take(~small)
+        m, n, k = table["M"], table["N"], table["K"]
+        bounds = {
+            "launch_s": LAUNCH,
+            "flop_eff": EFFICIENCY,
+            "bw_eff": EFFICIENCY,
+            "k_half": Bound(200.0, 0.1, 1e4),
+            "mn_half": Bound(1e5, 1.0, 1e8),
+            "droop": Bound(0.05, 1e-5, 1.0),
+            "norm": Bound(3.0, 1.0, 12.0),
+        }
+        rates = device.rates
+
+        def wall(p: Parameters) -> FloatArray:
+            s = GemmSurface(floor_s=0.0, **p)
+            return s.launch_s + evaluate(partial(gemm_time, rates, s), m, n, k)
+
+        fit = Regression(
+            bounds,
+            wall,
+            table["time_ms_med"] * 1e-3,
+            isin(k, 4096) | isin(n, 2048) | isin(m, 8192),
+            "all rows with k = 4096, n = 2048 or m = 8192",
+        ).solve()
+        params = {**fit.params, "floor_s": shortest_kernel_s(tables)}
+        alone = device_alone(tables, rates, GemmSurface(**params))
+        return Evidence(
+            self.surface,
+            (GEMM, DISPATCH),
+            f"{len(table)} bf16 rows with m, n and k of at least {SMALLEST_GEMM:g}; "
+            "wall time of one call = launch_s + rooflines. floor_s is the shortest busy time per "
+            "kernel in chains of GEMMs.",
+        ).surface_of(
+            tables,
+            params,
+            {"m": span(m), "n": span(n), "k": span(k)},
+            fit.errors,
+            regimes={"device time in chains of GEMMs (floor_s is theirs)": alone.errors},
+        )
+
+
+def device_alone(tables: Tables, rates: DeviceRates, surface: GemmSurface) -> Fit:
+    """Compare the surface with busy times of the device, which the fit did not use."""
+    table = tables.load(DISPATCH).where(mode="gemm", dtype="bf16")
+    predicted = evaluate(partial(gemm_time, rates, surface), table["M"], table["N"], table["K"])
+    errors = np.abs(predicted / (table[BUSY] * 1e-6) - 1.0)
+    return Fit({}, errors, errors, "every row")
+
+
+@dataclass(frozen=True)
+class GroupedFit:
+    """Grouped GEMM of one pass; the host launches one GEMM per expert while the device works."""
+
+    surface: str
+    column: str
+    backward: float
+
+    def fit(self, tables: Tables, device: Device) -> Surface:
+        """Fit wall = max(launch, device) to balanced rows; skewed rows are a test."""
+        table = tables.load(GROUPED).where(dtype="bf16")
+        balanced = table.where(distribution="balanced")
+        bounds = {
+            "launch_s": Bound(1e-4, 1e-7, 1e-2),
+            "launch_per_gemm_s": LAUNCH,
+            "flop_eff": EFFICIENCY,
+            "bw_eff": CACHED,
+        }
+        fit = self._regression(balanced, device, bounds).solve()
+        regimes = {}
+        if "skewed" in table.words("distribution"):
+            skewed = self._regression(table.where(distribution="skewed"), device, bounds)
+            unseen = skewed.relative_errors(fit.params)
+            test = Fit({}, unseen, unseen, "every row; tokens_per_expert is their mean")
+            regimes["skewed experts (not fitted)"] = test.errors
+        return Evidence(
+            self.surface,
+            (GROUPED,),
+            f"{len(balanced)} bf16 rows with balanced experts; wall time of one call = "
+            "max(launch_s + launch_per_gemm_s n, device). bw_eff may exceed 1: traffic is "
+            "counted as if no cache helped.",
+        ).surface_of(
+            tables,
+            fit.params,
+            dict(zip(("n_gemms", "rows", "n", "k"), map(span, sizes(balanced)), strict=True)),
+            fit.errors,
+            regimes=regimes,
+        )
+
+    def _regression(self, table: Table, device: Device, bounds: Mapping[str, Bound]) -> Regression:
+        n_gemms, rows, n, k = sizes(table)
+        rates = device.rates
+
+        def wall(p: Parameters) -> FloatArray:
+            s = GroupedGemmSurface(**p)
+            host = evaluate(partial(grouped_gemm_launch, s), n_gemms)
+            busy = evaluate(
+                partial(grouped_gemm_time, rates, s), n_gemms, rows, n, k, self.backward
+            )
+            return np.maximum(host, busy)
+
+        return Regression(
+            bounds,
+            wall,
+            table[self.column] * 1e-3,
+            held_out_shapes(table),
+            "all rows with (hidden, ffn) = (6144, 1536), hidden = 2560 or 16 GEMMs",
+        )
+
+
+def sizes(table: Table) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return n_gemms, rows, n and k of a grouped table."""
+    return (
+        table["num_gemms"],
+        table["tokens_per_expert"],
+        table["out_features"],
+        table["in_features"],
+    )
+
+
+def held_out_shapes(table: Table) -> BoolArray:
+    """Mark the grouped rows that held-out errors are stated on."""
+    wide = isin(table["hidden"], 6144) & isin(table["ffn"], 1536)
+    return wide | isin(table["hidden"], 2560) | isin(table["num_gemms"], 16)
+
+
+GEMM_FITS = (
+    GemmFit(),
+    GroupedFit("grouped_forward", "fwd_ms", 0.0),
+    GroupedFit("grouped_backward", "bwd_ms", 1.0),
+)

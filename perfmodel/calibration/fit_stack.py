@@ -1,0 +1,293 @@
+"""Fit a stack profile to measured runs.
+
+    python -m perfmodel.calibration.fit_stack --base megatron-eager --name mine --out mine.toml
+
+The four constants of :data:`perfmodel.stack.FITTED_CONSTANTS` minimise the soft-L1 loss of the
+log ratio of predicted to measured MFU (scale 0.05, so that a run which did something else than
+its label says bends the fit little). Nothing else is fitted: kernels and collectives come from
+the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from perfmodel.calibration.stacks import StackErrors, StackProfile, load_stack
+from perfmodel.calibration.writer import record_toml
+from perfmodel.errors import PerfmodelError
+from perfmodel.iteration import step_total
+from perfmodel.stack import FITTED_CONSTANTS, Stack
+from perfmodel.ranges import stack_variables
+from perfmodel.step import StepModel
+from perfmodel.validation.runs import MeasuredRun, layout_sweeps
+
+Vector = NDArray[np.float64]
+
+LOSS_SCALE = 0.05
+"""Log ratio at which the loss turns from quadratic to linear [-]."""
+
+STARTS = ((0.02, 0.02, 0.01, 0.5), (0.005, 0.005, 0.005, 0.2))
+"""Starting points (A [s], H [s], s [s], c [-]); the best of the fits from each is kept."""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A measured run with everything computed that the stack's constants do not touch."""
+
+    model: StepModel
+    flops: float
+    measured: float
+
+    @classmethod
+    def of(cls, run: MeasuredRun, profile: StackProfile) -> PreparedRun:
+        """Price the layers of a run once."""
+        model = StepModel(run.architecture, run.plan, run.cluster, run.batch, profile)
+        _ = model.cost, model.synchronisation
+        flops = run.architecture.flops_per_token(run.mfu_convention) * run.batch.tokens
+        peak = run.cluster.n_devices * run.cluster.peak_flops
+        return cls(model, flops / peak, run.measured_mfu)
+
+    def mfu(self, stack: Stack) -> float:
+        """Return the predicted MFU under a stack's constants [-]."""
+        step = step_total(self.model.pipeline_under(stack), self.model.synchronisation)
+        return self.flops / float(step)
+
+
+def prepare(runs: Sequence[MeasuredRun], profile: StackProfile) -> tuple[PreparedRun, ...]:
+    """Price the layers of every run once."""
+    return tuple(PreparedRun.of(run, profile) for run in runs)
+
+
+def predict(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
+    """Return the MFU of every run under the four constants [-]."""
+    stack = base._replace(**dict(zip(FITTED_CONSTANTS, map(float, constants), strict=True)))
+    return np.array([run.mfu(stack) for run in runs])
+
+
+def fit_constants(
+    runs: Sequence[PreparedRun],
+    base: Stack,
+    weights: Vector | None = None,
+    starts: Sequence[Sequence[float]] = STARTS,
+) -> Vector:
+    """Fit the four constants to runs.
+
+    A constant that none of the runs responds to (no pipeline over several nodes, say) is not
+    identified by them and is set to 0: the effect is then left out, not guessed.
+
+    Parameters
+    ----------
+    runs : sequence of PreparedRun
+    base : Stack
+        The assumed constants.
+    weights : array, optional
+        Weight of each run; 1 unless given.
+    starts : sequence of four positive numbers each
+        Starting points.
+
+    Returns
+    -------
+    array of shape (4,)
+        A, H, s [s] and c [-].
+    """
+    from scipy.optimize import least_squares
+
+    measured = np.log([run.measured for run in runs])
+    root = np.ones(len(runs)) if weights is None else np.sqrt(weights)
+
+    def residuals(log_constants: Vector) -> Vector:
+        ratio = np.log(predict(runs, base, np.exp(log_constants))) - measured
+        # soft L1 by hand, so that weights multiply the loss and not its argument
+        loss = 2.0 * (np.sqrt(1.0 + (ratio / LOSS_SCALE) ** 2) - 1.0)
+        return np.asarray(root * np.sign(ratio) * np.sqrt(loss))
+
+    best: Any = None
+    for start in starts:
+        fit = least_squares(
+            residuals, np.log(start), bounds=(np.log(1e-9), np.log(1e3)), xtol=1e-10, ftol=1e-12
+        )
+        if best is None or fit.cost < best.cost:
+            best = fit
+    constants = np.exp(best.x)
+    for i in range(len(constants)):
+        without = constants.copy()
+        without[i] = 0.0
+        change = predict(runs, base, without) / predict(runs, base, constants)
+        if np.max(np.abs(np.log(change))) < 1e-9:
+            constants[i] = 0.0
+    return np.asarray(constants)
+
+
+def errors(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
+    """Relative error of the predicted MFU of every run [-]."""
+    return predict(runs, base, constants) / np.array([run.measured for run in runs]) - 1.0
+
+
+def held_out_errors(
+    runs: Sequence[PreparedRun],
+    base: Stack,
+    groups: Sequence[object],
+    progress: Callable[[int, int], None] | None = None,
+) -> Vector:
+    """Relative error of each run under constants fitted to the runs of the other groups [-]."""
+    out = np.empty(len(runs))
+    names = list(dict.fromkeys(groups))
+    for done, name in enumerate(names):
+        inside = [i for i, group in enumerate(groups) if group == name]
+        rest = [run for i, run in enumerate(runs) if groups[i] != name]
+        constants = fit_constants(rest, base)
+        out[inside] = errors([runs[i] for i in inside], base, constants)
+        if progress is not None:
+            progress(done + 1, len(names))
+    return out
+
+
+def bootstrap(
+    runs: Sequence[PreparedRun],
+    base: Stack,
+    n: int,
+    rng: np.random.Generator,
+    start: Vector,
+    progress: Callable[[int, int], None] | None = None,
+) -> NDArray[np.float64]:
+    """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, 4)."""
+    draws = np.empty((n, len(FITTED_CONSTANTS)))
+    for i in range(n):
+        weights = np.bincount(rng.integers(len(runs), size=len(runs)), minlength=len(runs))
+        chosen = np.flatnonzero(weights)
+        draws[i] = fit_constants(
+            [runs[k] for k in chosen],
+            base,
+            weights[chosen].astype(np.float64),
+            starts=[np.maximum(start, 1e-6)],
+        )
+        if progress is not None:
+            progress(i + 1, n)
+    return draws
+
+
+def fit_profile(
+    runs: Sequence[MeasuredRun],
+    base: StackProfile,
+    *,
+    name: str,
+    provenance: str,
+    resamples: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> StackProfile:
+    """Fit a profile; its assumptions, units and meanings are those of ``base``.
+
+    Parameters
+    ----------
+    runs : sequence of MeasuredRun
+        Their ranges become the profile's.
+    base : StackProfile
+    name, provenance : str
+    resamples, seed : int
+        Of the bootstrap behind the intervals.
+    progress : callable, optional
+        Called with (done, of) while the bootstrap runs.
+    """
+    stack = base.stack()
+    prepared = prepare(runs, base)
+    fitted = fit_constants(prepared, stack)
+    draws = bootstrap(
+        prepared, stack, resamples, np.random.default_rng(seed), fitted, progress=progress
+    )
+    low, high = np.quantile(draws, (0.05, 0.95), axis=0)
+    constants = {
+        constant: base.constants[constant].model_copy(
+            update={
+                "value": _round(fitted[i]),
+                "low": min(_round(low[i]), _round(fitted[i])),
+                "high": max(_round(high[i]), _round(fitted[i])),
+            }
+        )
+        for i, constant in enumerate(FITTED_CONSTANTS)
+    }
+    observed = [stack_variables(run.model) for run in prepared]
+    ranges = {
+        key: (min(row[key] for row in observed), max(row[key] for row in observed))
+        for key in observed[0]
+    }
+    rows = list(range(len(runs)))
+    sweeps = [run.sweep for run in runs]
+    scores = StackErrors(
+        rows=len(runs),
+        mape_in_sample=_mean(errors(prepared, stack, fitted)),
+        mape_leave_one_out=_mean(held_out_errors(prepared, stack, rows)),
+        mape_leave_one_sweep_out=_mean(held_out_errors(prepared, stack, sweeps)),
+    )
+    content = base.model_dump() | {
+        "name": name,
+        "hardware": runs[0].cluster.hardware,
+        "provenance": provenance,
+        "constants": {key: constant.model_dump() for key, constant in constants.items()},
+        "ranges": ranges,
+        "errors": scores.model_dump(),
+    }
+    return StackProfile.model_validate(content)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _mean(values: Vector) -> float:
+    return float(f"{np.mean(np.abs(values)):.4g}")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="TOML file to write.")],
+    name: Annotated[str, typer.Option(help="Name of the profile.")],
+    base: Annotated[
+        str, typer.Option(help="Profile whose assumptions and wording are kept.")
+    ] = "megatron-eager",
+    runs: Annotated[
+        Path | None, typer.Option(help="CSV of measured runs; the shipped sweeps unless given.")
+    ] = None,
+    hardware: Annotated[str, typer.Option(help="Hardware pack.")] = "p6-b200",
+    resamples: Annotated[int, typer.Option(min=20, help="Bootstrap resamples.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 2608,
+    origin: Annotated[str, typer.Option(help="Where the runs come from.")] = (
+        "figures of arXiv 2608.10605, released with dmlc/ScalePlan"
+    ),
+) -> None:
+    """Fit the four constants of a stack profile to measured runs."""
+    try:
+        measured = layout_sweeps(runs, hardware)
+        profile = fit_profile(
+            measured,
+            load_stack(base),
+            name=name,
+            provenance=(
+                f"{len(measured)} measured runs ({origin}); soft-L1 on the log ratio of MFU, scale "
+                f"{LOSS_SCALE:g}; intervals 5-95% of {resamples} bootstrap resamples, seed {seed}"
+            ),
+            resamples=resamples,
+            seed=seed,
+            progress=lambda done, of: (
+                typer.echo(f"bootstrap {done}/{of}", err=True) if done % 50 == 0 else None
+            ),
+        )
+    except PerfmodelError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    command = (
+        f"python -m perfmodel.calibration.fit_stack --base {base} --name {name} "
+        f"--hardware {hardware} --resamples {resamples} --seed {seed} --out {out.name}"
+    )
+    out.write_text(record_toml(profile, f"Written by a program; do not edit.\n{command}"), "utf-8")
+    typer.echo(f"wrote {out} ({profile.digest[:12]})")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,112 @@
+"""Stack profiles: what a training stack does with a machine, as a few fitted constants.
+
+The same device under two stacks differs by tens of percent, so a stack is an input of every
+estimate. A profile holds the constants fitted to measured runs with their intervals, the stated
+assumptions, the ranges that those runs covered, and the errors of the fit. Profiles are TOML;
+:mod:`perfmodel.calibration.fit_stack` writes them from a table of measured runs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, FiniteFloat, model_validator
+
+from perfmodel.calibration.packs import RangeFlag
+from perfmodel.calibration.records import FrozenRecord, Text, read_record, shipped
+from perfmodel.sources import Source
+from perfmodel.stack import FITTED_CONSTANTS, Stack
+
+FOLDER = "stacks"
+
+
+class Constant(FrozenRecord):
+    """A constant of the stack with its interval (5-95% of a seeded bootstrap over runs)."""
+
+    value: Annotated[FiniteFloat, Field(ge=0)]
+    low: Annotated[FiniteFloat, Field(ge=0)]
+    high: Annotated[FiniteFloat, Field(ge=0)]
+    unit: Text
+    source: Source
+    meaning: Text
+
+
+class Assumption(FrozenRecord):
+    """A constant that no measured run identifies."""
+
+    value: Annotated[FiniteFloat, Field(ge=0)]
+    source: Source
+    note: Text
+
+
+class StackErrors(FrozenRecord):
+    """Mean absolute percentage errors on MFU of the runs that fitted the profile [-]."""
+
+    rows: Annotated[int, Field(ge=1)]
+    mape_in_sample: Annotated[FiniteFloat, Field(ge=0)]
+    mape_leave_one_out: Annotated[FiniteFloat, Field(ge=0)]
+    mape_leave_one_sweep_out: Annotated[FiniteFloat, Field(ge=0)]
+
+
+class StackProfile(FrozenRecord):
+    """A software stack; see the module's docstring."""
+
+    schema_version: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    description: Text
+    hardware: Text  # pack whose surfaces the constants were fitted with
+    provenance: Text
+    constants: dict[str, Constant]
+    assumptions: dict[str, Assumption]
+    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]]
+    errors: StackErrors
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        wanted = {
+            "constants": (self.constants, FITTED_CONSTANTS),
+            "assumptions": (self.assumptions, set(Stack._fields) - set(FITTED_CONSTANTS)),
+        }
+        for table, (given, names) in wanted.items():
+            for name in sorted(set(names) ^ set(given)):
+                verb = "lacks" if name in names else "has an unknown"
+                raise ValueError(f"{table} {verb} {name}")
+        for name, constant in self.constants.items():
+            if not constant.low <= constant.value <= constant.high:
+                raise ValueError(
+                    f"constants.{name}.value={constant.value:g} must lie in its interval "
+                    f"[{constant.low:g}, {constant.high:g}]"
+                )
+        return self
+
+    def stack(self) -> Stack:
+        """Return the constants in the form that the formulas take."""
+        values = {name: constant.value for name, constant in self.constants.items()}
+        values |= {name: assumed.value for name, assumed in self.assumptions.items()}
+        return Stack(**values)
+
+    def check(self, **values: float) -> tuple[RangeFlag, ...]:
+        """Return a flag for each value that no fitted run had; names that have no range pass."""
+        flags = []
+        for variable, value in values.items():
+            if variable in self.ranges:
+                low, high = self.ranges[variable]
+                if not low <= value <= high:
+                    flags.append(RangeFlag(self.name, variable, float(value), low, high, "flag"))
+        return tuple(flags)
+
+
+def shipped_stacks() -> tuple[str, ...]:
+    """Return the names of the profiles that ship with the package."""
+    return shipped(FOLDER)
+
+
+def load_stack(name_or_path: str) -> StackProfile:
+    """Read a shipped stack profile by name, or a user's by path.
+
+    Raises
+    ------
+    PackError
+        No such profile, or a file that is not a valid one; one sentence.
+    """
+    return read_record(name_or_path, FOLDER, "stack profile", StackProfile)

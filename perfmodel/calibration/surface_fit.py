@@ -1,0 +1,86 @@
+"""What the fit of one surface is: rows in, a surface with its evidence out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from perfmodel.calibration.packs import Device, FitErrors, Policy, Surface
+from perfmodel.calibration.regression import Bound
+from perfmodel.calibration.surfaces import SURFACES
+from perfmodel.calibration.tables import BoolArray, FloatArray, Tables
+from perfmodel.sources import Source
+
+Range = tuple[float, float]
+
+DISPATCH = "dispatch_gap.csv"
+BUSY = "gpu_active_us_per_kernel"
+
+LAUNCH = Bound(2e-5, 1e-7, 1e-2)
+EFFICIENCY = Bound(0.6, 0.02, 1.0)
+CACHED = Bound(0.8, 0.02, 1.3)  # traffic is counted as if no cache helped; above 1 it did
+
+
+class SurfaceFit(Protocol):
+    """Selects rows of the tables, predicts what was timed, fits, and states errors."""
+
+    @property
+    def surface(self) -> str:
+        """Name of the surface in a pack."""
+
+    def fit(self, tables: Tables, device: Device) -> Surface:
+        """Return the fitted surface."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Which surface, from which tables, and how."""
+
+    surface: str
+    tables: tuple[str, ...]
+    provenance: str
+
+    def surface_of(
+        self,
+        tables: Tables,
+        params: Mapping[str, float],
+        ranges: Mapping[str, Range],
+        errors: FitErrors,
+        *,
+        regimes: Mapping[str, FitErrors] | None = None,
+        nuisance: Mapping[str, float] | None = None,
+        beyond: Mapping[str, Policy] | None = None,
+    ) -> Surface:
+        """Put the record of the surface together; what ``beyond`` leaves out is flagged."""
+        kind = SURFACES[self.surface]
+        policies: dict[str, Policy] = dict.fromkeys(kind.variables, "flag")
+        return Surface(
+            source=Source.FITTED,
+            provenance=self.provenance,
+            tables={name: tables.sha256(name) for name in self.tables},
+            params={name: params[name] for name in kind.constants._fields},
+            nuisance=dict(nuisance or {}),
+            ranges=dict(ranges),
+            beyond={**policies, **(beyond or {})},
+            errors=errors,
+            regimes=dict(regimes or {}),
+        )
+
+
+def span(values: FloatArray) -> Range:
+    """Return the smallest and the largest value."""
+    return float(values.min()), float(values.max())
+
+
+def isin(values: FloatArray, *wanted: float) -> BoolArray:
+    """Mark the values that are among the wanted ones."""
+    return np.isin(values, wanted)
+
+
+def shortest_kernel_s(tables: Tables) -> float:
+    """Return the shortest time for which any kernel kept the device busy [s]."""
+    gemms = tables.load(DISPATCH).where(mode="gemm")
+    return round(float(gemms[BUSY].min()) * 1e-6, 12)

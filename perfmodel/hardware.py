@@ -1,0 +1,31 @@
+"""All constants of one kind of machine, as the nested named tuples that the formulas take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfmodel.collectives import Fabric
+from perfmodel.kernels import (
+    AttentionSurface,
+    DeviceRates,
+    ElementwiseSurface,
+    GemmSurface,
+    GroupedGemmSurface,
+    HeadSurface,
+    TopKSurface,
+)
+
+
+class Hardware(NamedTuple):
+    """What a hardware pack says, in the form that both Python and numba read."""
+
+    device: DeviceRates
+    gemm: GemmSurface
+    grouped_forward: GroupedGemmSurface
+    grouped_backward: GroupedGemmSurface
+    attention_forward: AttentionSurface
+    attention_backward: AttentionSurface
+    head: HeadSurface
+    topk: TopKSurface
+    elementwise: ElementwiseSurface
+    fabric: Fabric

@@ -1,0 +1,272 @@
+"""Time of one optimizer step: stages, pipeline, data-parallel exchange, optimizer.
+
+For one microbatch on one stage, the host launches kernels while the device runs them, so the
+slower of the two sets the pace, and the expert all-to-all is a point where both wait:
+
+    C0  = n_moe (A share + launches) + n_dense A share_dense + H
+    G0  = sum over layers and operators                  device
+    Y   = n_moe (4 + 2 [full]) t_a2a                     expert all-to-all
+    J   = s log2(pp) log2(ep) max(0, 1 - (G0 + Y) / C0)  wait for the slowest rank of EP x PP
+    tau = max(C0 + J, G0 + t_head) + Y                   t_head on the last stage only
+    T   = (1 + c (ceil(pp / 8) - 1)) makespan(tau, pp, vpp, n_mb) + t_DP + t_opt
+
+``8`` is the number of devices in a node. Model "M4" of the study of the B200 layout sweeps.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import NamedTuple
+
+from perfmodel._jit import formula
+from perfmodel.architecture import ArchitectureDims
+from perfmodel.collectives import point_to_point_time, ring_time
+from perfmodel.hardware import Hardware
+from perfmodel.kernels import BF16_BYTES, FP32_BYTES
+from perfmodel.layer import LayerCost, OperatorTimes, attention_weights, total
+from perfmodel.memory import OptimizerDims, stage_dense_parameters, stage_expert_parameters
+from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.schedule import makespan_interleaved
+from perfmodel.stack import Stack
+
+
+class ModeTotals(NamedTuple):
+    """One microbatch of one layer under a recompute mode, summed over operators and passes [s]."""
+
+    moe_device: float
+    dense_device: float
+    launches: float  # host time of a MoE layer's grouped products
+    dispatch: float  # all expert all-to-alls of a MoE layer
+    host_share: float  # of A: forward, replay and backward [-]
+    forward_share: float  # forward time / (forward + backward), replay in the backward [-]
+    head: float  # head and cross-entropy
+
+
+class StageTime(NamedTuple):
+    """One microbatch on one stage, forward and backward [s]."""
+
+    host: float  # C0
+    jitter: float  # J
+    device: float  # G0
+    head: float  # t_head, on the last stage
+    dispatch: float  # Y
+    time: float  # tau
+
+
+class PipelineTime(NamedTuple):
+    """The pipeline's part of a step; the fields add up [s]."""
+
+    steady: float  # n_mb microbatches on the last stage
+    bubble: float  # the rest of the makespan: the pipeline fills and drains
+    pipeline_depth: float  # extra cost of a pipeline over more than one node
+
+
+class SynchronisationTime(NamedTuple):
+    """The part of a step outside the pipeline's stages; the fields add up [s]."""
+
+    hand_off: float  # activations between stages, exposed while the pipeline fills and drains
+    data_parallel: float  # gradients scattered, weights gathered
+    optimizer: float
+
+
+@formula
+def with_replay(forward: OperatorTimes, backward: OperatorTimes, mode: float) -> OperatorTimes:
+    """One layer's forward, what a recompute mode replays of it, and its backward [s]."""
+    core = 2.0 if mode >= 1.0 else 1.0
+    cheap = 2.0 if mode >= 2.0 else 1.0
+    rest = 2.0 if mode >= 3.0 else 1.0
+    return OperatorTimes(
+        attention_linear=rest * forward.attention_linear + backward.attention_linear,
+        attention_core=core * forward.attention_core + backward.attention_core,
+        elementwise=cheap * forward.elementwise + backward.elementwise,
+        router=rest * forward.router + backward.router,
+        permutation=rest * forward.permutation + backward.permutation,
+        experts=rest * forward.experts + backward.experts,
+        activation=cheap * forward.activation + backward.activation,
+        dense_ffn=rest * forward.dense_ffn + backward.dense_ffn,
+        tensor_parallel=rest * forward.tensor_parallel + backward.tensor_parallel,
+        context_parallel=core * forward.context_parallel + backward.context_parallel,
+        gradient=backward.gradient,
+    )
+
+
+@formula
+def mode_totals(cost: LayerCost, stack: Stack, mode: float) -> ModeTotals:
+    """Sum the costs of a layer under a recompute mode [s]."""
+    replay = 0.0
+    grouped_replay = 0.0
+    if mode >= 3.0:
+        replay = 1.0
+        grouped_replay = 1.0
+    elif mode >= 2.0:
+        replay = stack.super_selective_replay
+    elif mode >= 1.0:
+        replay = stack.selective_replay
+    return ModeTotals(
+        moe_device=total(with_replay(cost.moe_forward, cost.moe_backward, mode)),
+        dense_device=total(with_replay(cost.dense_forward, cost.dense_backward, mode)),
+        launches=cost.launch_forward * (1.0 + grouped_replay) + cost.launch_backward,
+        dispatch=cost.dispatch * (6.0 if mode >= 3.0 else 4.0),
+        host_share=stack.forward_share * (1.0 + replay) + stack.backward_share,
+        forward_share=0.25 if mode >= 3.0 else 1.0 / 3.0,
+        head=cost.head,
+    )
+
+
+@formula
+def stage_time(
+    t: ModeTotals, stack: Stack, p: PlanDims, n_moe: float, n_dense: float, head: float
+) -> StageTime:
+    """Time of one microbatch on a stage with the given layers [s]; ``head`` is 0 but on the last."""
+    layer = stack.host_layer_s * t.host_share
+    host = n_moe * (layer + t.launches) + n_dense * stack.dense_layer_share * layer
+    host += stack.host_microbatch_s
+    device = n_moe * t.moe_device + n_dense * t.dense_device
+    dispatch = n_moe * t.dispatch
+    slack = max(0.0, 1.0 - (device + dispatch) / host) if host > 0.0 else 0.0
+    jitter = stack.jitter_s * log2(p.pp) * log2(p.ep) * slack
+    return StageTime(
+        host=host,
+        jitter=jitter,
+        device=device,
+        head=head,
+        dispatch=dispatch,
+        time=max(host + jitter, device + head) + dispatch,
+    )
+
+
+@formula
+def data_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, stage: float) -> float:
+    """Exposed reduce-scatter of fp32 gradients and all-gather of bf16 weights on a stage [s]."""
+    node = hw.fabric.devices_per_node
+    dense = stage_dense_parameters(a, p, stage)
+    expert = stage_expert_parameters(a, p, stage)
+    ranks = p.dp * p.cp
+    edp = p.tp * ranks / (p.etp * p.ep)
+    rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
+    return (
+        ring_time(rs, node, ranks, p.tp, FP32_BYTES * dense)
+        + ring_time(ag, node, ranks, p.tp, BF16_BYTES * dense)
+        + ring_time(rs, node, edp, p.etp * p.ep, FP32_BYTES * expert)
+        + ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
+    )
+
+
+@formula
+def newton_schulz_flop(rows: float, columns: float) -> float:
+    """FLOP of one Newton-Schulz step on a matrix: ``4 m^2 n + 2 m^3``, m the smaller side."""
+    m = min(rows, columns)
+    n = max(rows, columns)
+    return 4.0 * m * m * n + 2.0 * m * m * m
+
+
+@formula
+def optimizer_time(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    optimizer: OptimizerDims,
+    p: PlanDims,
+    stage: float,
+) -> float:
+    """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s]."""
+    dense = stage_dense_parameters(a, p, stage)
+    expert = stage_expert_parameters(a, p, stage)
+    replicas = p.dp * p.cp
+    edp = p.tp * replicas / (p.etp * p.ep)
+    traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
+    if optimizer.matrix_iterations > 0.0:
+        layers = a.n_layers / p.pp
+        n_dense = dense_layers_of_stage(a, p, stage)
+        kv = a.n_kv_heads * a.head_dim
+        q = a.n_heads * a.head_dim
+        attention = 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(
+            a.d_model, kv
+        )
+        flop = layers * attention / replicas
+        if n_dense > 0.0:
+            flop += (
+                n_dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
+            )
+        if a.n_experts > 0.0:
+            moe = layers - n_dense
+            one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)
+            flop += moe * a.n_experts / p.ep * one / edp
+            if a.d_shared > 0.0:
+                flop += moe * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_shared) / replicas
+        flop *= optimizer.matrix_iterations
+        time += flop / (hw.device.peak_flops * stack.optimizer_matmul_eff)
+    return time
+
+
+@formula
+def time_of_stage(
+    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
+) -> StageTime:
+    """Return the time of one microbatch on a stage; the last one has the head [s]."""
+    dense = dense_layers_of_stage(a, p, stage)
+    head = t.head if stage == p.pp - 1.0 else 0.0
+    return stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, head)
+
+
+@formula
+def pipeline_time(
+    a: ArchitectureDims,
+    stack: Stack,
+    devices_per_node: float,
+    p: PlanDims,
+    t: ModeTotals,
+    n_microbatches: float,
+) -> PipelineTime:
+    """Time from the first microbatch's forward to the last one's backward [s]."""
+    last = time_of_stage(a, stack, p, t, p.pp - 1.0).time
+    first = time_of_stage(a, stack, p, t, 0.0).time
+    mid = first
+    if p.pp > 2.0 and a.first_k_dense > 0.0:
+        mid = time_of_stage(a, stack, p, t, p.pp - 2.0).time
+        if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
+            mid = max(mid, time_of_stage(a, stack, p, t, 1.0).time)
+    makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
+    nodes = ceil(p.pp / devices_per_node)
+    depth = stack.pipeline_node_cost * (nodes - 1.0) * makespan
+    steady = n_microbatches * last
+    return PipelineTime(steady=steady, bubble=makespan - steady, pipeline_depth=depth)
+
+
+@formula
+def synchronisation_time(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    optimizer: OptimizerDims,
+    p: PlanDims,
+    seq_len: float,
+) -> SynchronisationTime:
+    """Time of what does not depend on the recompute mode: hand-offs, gradients, optimizer [s]."""
+    hand_off = 0.0
+    if p.pp > 1.0:
+        tokens = p.micro_batch * seq_len / p.cp
+        distance = p.tp * p.cp * p.dp
+        volume = BF16_BYTES * tokens / p.tp * a.d_model
+        hand_off = 2.0 * (p.pp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
+    final = p.pp - 1.0
+    exchange = data_parallel_time(a, hw, p, final)
+    update = optimizer_time(a, hw, stack, optimizer, p, final)
+    if p.pp > 1.0:
+        exchange = max(exchange, data_parallel_time(a, hw, p, 0.0))
+        update = max(update, optimizer_time(a, hw, stack, optimizer, p, 0.0))
+    return SynchronisationTime(hand_off=hand_off, data_parallel=exchange, optimizer=update)
+
+
+@formula
+def step_total(pipeline: PipelineTime, sync: SynchronisationTime) -> float:
+    """Time of one optimizer step [s]."""
+    return (
+        pipeline.steady
+        + pipeline.bubble
+        + pipeline.pipeline_depth
+        + sync.hand_off
+        + sync.data_parallel
+        + sync.optimizer
+    )

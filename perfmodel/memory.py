@@ -1,0 +1,181 @@
+"""Bytes on one device, in Megatron's buckets, stage by stage.
+
+Parameters fall in two classes: those of attention, dense blocks, shared experts, routers, norms,
+embedding and head, whose optimizer state is sharded over DP*CP; and those of routed experts, whose
+optimizer state is sharded over EDP. bf16 weights and fp32 main gradients stay resident on every
+replica (a distributed optimizer, "ZeRO-1"): 2 + 4 bytes a parameter.
+
+Activations are counted per token of the device for flash attention (no score matrix is stored);
+what each recompute mode keeps is in :func:`layer_activation_bytes`. They are not divided by EP: the
+all-to-all trades tokens, it does not reduce them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perfmodel._jit import formula
+from perfmodel.architecture import ArchitectureDims
+from perfmodel.kernels import BF16_BYTES, FP32_BYTES
+from perfmodel.layer import attention_weights, kv_heads_per_rank
+from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.schedule import in_flight_microbatches
+
+LOGIT_BYTES = 10.0
+"""Per logit: bf16 output of the head, fp32 copy for cross-entropy, fp32 gradient."""
+
+
+class OptimizerDims(NamedTuple):
+    """What an optimizer stores and moves for one parameter."""
+
+    state_bytes: float  # master weight and moments, fp32 [B]
+    traffic_bytes: float  # read and written in one step [B]
+    matrix_iterations: float  # Newton-Schulz steps on every matrix [-]
+
+
+class StageBytes(NamedTuple):
+    """Memory of one device of a stage, by bucket [B]."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    buffers: float
+
+
+@formula
+def stage_total(m: StageBytes) -> float:
+    """Sum of the buckets [B]."""
+    return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.buffers
+
+
+@formula
+def stage_dense_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Parameters of a stage on one rank, routed experts excepted [-].
+
+    The first stage holds the embedding, the last one the head (and, where they are tied and the
+    stages differ, a second copy of the embedding as the head).
+    """
+    layers = a.n_layers / p.pp
+    dense = dense_layers_of_stage(a, p, stage)
+    count = layers * (attention_weights(a, p.tp) + 2.0 * a.d_model)
+    count += dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
+    count += (layers - dense) * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
+    matrix = a.vocab_size * a.d_model / p.tp
+    if stage == 0.0:
+        count += matrix
+    if stage == p.pp - 1.0:
+        count += a.d_model
+        if a.tied_embeddings == 0.0 or p.pp > 1.0:
+            count += matrix
+    return count
+
+
+@formula
+def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Parameters of the routed experts of a stage on one rank [-]."""
+    moe = a.n_layers / p.pp - dense_layers_of_stage(a, p, stage)
+    return moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
+
+
+@formula
+def layer_activation_bytes(
+    a: ArchitectureDims, p: PlanDims, tokens: float, moe: float, mode: float
+) -> float:
+    """Bytes that the backward pass of one layer needs of its forward pass, by recompute mode [B].
+
+    ``mode`` is 0 none, 1 selective (attention's output is recomputed), 2 super-selective (norms,
+    attention's output and the gated unit are recomputed), 3 full (only the layer's input is kept).
+    ``moe`` is 1 for a MoE layer, 0 for a dense one.
+    """
+    local = tokens / p.tp
+    hidden = BF16_BYTES * a.d_model
+    if mode >= 3.0:
+        return local * hidden
+    heads = a.n_heads / p.tp
+    kv = kv_heads_per_rank(a, p.tp)
+    inputs = a.ffn_matrices - 1.0
+
+    kept = 2.0 * local * hidden  # inputs of the two norms
+    if mode < 2.0:
+        kept += 2.0 * local * hidden  # their outputs
+    kept += BF16_BYTES * tokens * (heads + 2.0 * kv) * a.head_dim  # q, k, v
+    if mode < 1.0:
+        kept += tokens * heads * (BF16_BYTES * a.head_dim + FP32_BYTES)  # output, log-sum-exp
+    unit = inputs if mode >= 2.0 else inputs + 1.0  # inputs of the gated unit (and its output)
+    if moe > 0.0:
+        routed = local * a.top_k
+        kept += 2.0 * routed * hidden  # rows in expert order; outputs that the gates weight
+        kept += BF16_BYTES * routed * unit * a.d_expert  # width / etp on etp times the rows
+        kept += 2.0 * FP32_BYTES * local * a.n_experts  # router logits and probabilities
+        kept += BF16_BYTES * tokens * unit * a.d_shared / p.tp
+    else:
+        kept += BF16_BYTES * tokens * unit * a.d_ff / p.tp
+    return kept
+
+
+@formula
+def stage_bytes(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    seq_len: float,
+    n_microbatches: float,
+    stage: float,
+    framework_bytes: float,
+) -> StageBytes:
+    """Memory of one device of ``stage`` (0 is the first) [B]."""
+    dense = stage_dense_parameters(a, p, stage)
+    expert = stage_expert_parameters(a, p, stage)
+    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    state = optimizer.state_bytes * (dense / (p.dp * p.cp) + expert / edp)
+
+    tokens = p.micro_batch * seq_len / p.cp
+    n_dense = dense_layers_of_stage(a, p, stage)
+    n_moe = a.n_layers / p.pp - n_dense
+    per_microbatch = n_moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
+    per_microbatch += n_dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
+    activations = per_microbatch * in_flight_microbatches(
+        stage, p.pp, p.vpp, n_microbatches
+    )
+    if p.recompute >= 3.0:  # the layer that is being replayed
+        if n_moe > 0.0:
+            activations += layer_activation_bytes(a, p, tokens, 1.0, 0.0)
+        else:
+            activations += layer_activation_bytes(a, p, tokens, 0.0, 0.0)
+
+    logits = 0.0
+    if stage == p.pp - 1.0:
+        logits = LOGIT_BYTES * tokens * a.vocab_size / p.tp
+    return StageBytes(
+        weights=BF16_BYTES * (dense + expert),
+        gradients=FP32_BYTES * (dense + expert),
+        optimizer=state,
+        activations=activations,
+        logits=logits,
+        buffers=framework_bytes,
+    )
+
+
+@formula
+def peak_bytes(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    seq_len: float,
+    n_microbatches: float,
+    framework_bytes: float,
+) -> float:
+    """Memory of the heaviest stage [B]."""
+    last = p.pp - 1.0
+    m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, last, framework_bytes)
+    heaviest = stage_total(m)
+    stage = 0.0
+    while stage < last:
+        m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, stage, framework_bytes)
+        heaviest = max(heaviest, stage_total(m))
+        if dense_layers_of_stage(a, p, stage) == 0.0:
+            break  # the later ones hold the same layers and fewer microbatches
+        stage += 1.0
+    return heaviest

@@ -1,0 +1,358 @@
+"""Every legality rule of a plan, declared once.
+
+A rule is a constraint with a name, a reason and an origin. Adding one to `RULES` enforces it
+in the enumerator, explains it in `violations`, and prints it in the documentation.
+
+Variables: the degrees of a `Plan` (`PLAN_VARIABLES`); what follows from them (`DERIVED`); the
+shape of the model (`ARCHITECTURE_VARIABLES`, where 0 says that there is no such part); and
+`world`, `seq_len`, `global_batch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from perfmodel.constraints import (
+    AnyOf,
+    AtLeast,
+    AtMost,
+    Constraint,
+    Divides,
+    Implies,
+    ProductIs,
+    Quotient,
+)
+from perfmodel.errors import IllegalPlanError, PerfmodelError
+
+if TYPE_CHECKING:
+    from perfmodel.plan import Plan
+
+__all__ = [
+    "ARCHITECTURE_VARIABLES",
+    "DERIVED",
+    "PLAN_VARIABLES",
+    "RULES",
+    "Rule",
+    "Violation",
+    "architecture_values",
+    "explain",
+    "require_legal",
+    "rules_table",
+    "run_values",
+    "violations",
+]
+
+PLAN_VARIABLES = ("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch")
+ARCHITECTURE_VARIABLES = (
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    "d_ff",
+    "n_experts",
+    "d_expert",
+    "d_shared",
+    "first_k_dense",
+)
+_AT_LEAST_ONE = ("n_layers", "n_heads", "n_kv_heads")
+
+DERIVED: Mapping[str, Quotient] = MappingProxyType(
+    {
+        "edp": Quotient(("tp", "cp", "dp"), ("etp", "ep")),
+        "n_microbatches": Quotient(("global_batch",), ("dp", "micro_batch")),
+        "layers_per_chunk": Quotient(("n_layers",), ("pp", "vpp")),
+    }
+)
+"""The variables that follow from the others, each defined only where its division is exact."""
+
+_WIDEST_SEARCH = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A constraint with the words around it.
+
+    Attributes
+    ----------
+    name : str
+        Stable identifier.
+    constraint : Constraint
+        What must hold.
+    reason : str
+        Why, in a clause.
+    remedy_variable : str
+        The variable whose nearest legal values are offered.
+    source : str
+        Where the rule comes from.
+    note : str
+        What the explanation of a violation adds, if anything.
+    """
+
+    name: str
+    constraint: Constraint
+    reason: str
+    remedy_variable: str
+    source: str
+    note: str = ""
+
+
+class Violation(BaseModel):
+    """One broken rule of one plan.
+
+    Attributes
+    ----------
+    rule : str
+        Name of the rule.
+    message : str
+        One sentence: what, which value, which rule, the nearest legal values.
+    value, limit : int
+        The two numbers that the rule compares.
+    nearest : tuple of int
+        The nearest legal values, below and above, of the rule's remedy variable with the
+        other degrees held; empty where none exists.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: str
+    message: str
+    value: int
+    limit: int
+    nearest: tuple[int, ...]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "world_size",
+        ProductIs(("tp", "cp", "pp", "dp"), ("world",)),
+        "the dense mesh uses every device exactly once",
+        "dp",
+        "megatron/core/parallel_state.py",
+    ),
+    Rule(
+        "expert_mesh",
+        Divides(("etp", "ep"), ("tp", "cp", "dp")),
+        "the expert mesh folds over the devices of one pipeline stage, so EP may exceed DP",
+        "ep",
+        "megatron/core/parallel_state.py; Megatron-LM #5958, Megatron-Bridge #546",
+    ),
+    Rule(
+        "global_batch",
+        Divides(("dp", "micro_batch"), ("global_batch",)),
+        "every replica runs the same whole number of microbatches",
+        "micro_batch",
+        "megatron/core/num_microbatches_calculator.py; verl #1811",
+    ),
+    Rule(
+        "equal_stages",
+        Divides(("pp", "vpp"), ("n_layers",)),
+        "every virtual stage holds the same number of layers",
+        "pp",
+        "megatron/core/transformer/transformer_config.py; Megatron-LM #1304",
+        note="uneven stages are not modelled yet",
+    ),
+    Rule(
+        "pipeline_depth",
+        AtMost(("pp",), ("n_layers",)),
+        "no pipeline stage is empty",
+        "pp",
+        "megatron/core/transformer/transformer_block.py",
+    ),
+    Rule(
+        "interleaving_needs_pipeline",
+        Implies(AtLeast(("vpp",), (2,)), AtLeast(("pp",), (2,))),
+        "there is nothing to interleave in one stage; PP=2 needs overlapped point-to-point",
+        "vpp",
+        "megatron/training/arguments.py; Megatron-LM #750",
+    ),
+    Rule(
+        "interleaving_group",
+        Implies(AtLeast(("vpp",), (2,)), Divides(("pp",), ("n_microbatches",))),
+        "the interleaved schedule runs microbatches in groups of PP, its default group size",
+        "n_microbatches",
+        "megatron/core/pipeline_parallel/schedules.py; NeMo #14288",
+    ),
+    Rule(
+        "attention_heads",
+        Divides(("tp",), ("n_heads",)),
+        "query heads are split over TP",
+        "tp",
+        "megatron/core/transformer/transformer_config.py",
+    ),
+    Rule(
+        "kv_heads",
+        AnyOf((Divides(("tp",), ("n_kv_heads",)), Divides(("n_kv_heads",), ("tp",)))),
+        "key-value heads are split over TP, or each is replicated evenly",
+        "tp",
+        "megatron/core/transformer/transformer_config.py; transformers #48307",
+    ),
+    Rule(
+        "dense_width",
+        Implies(
+            AnyOf((AtLeast(("first_k_dense",), (1,)), AtMost(("n_experts",), (0,)))),
+            Divides(("tp",), ("d_ff",)),
+        ),
+        "the feed-forward width of dense layers is split over TP",
+        "tp",
+        "megatron/core/transformer/mlp.py",
+    ),
+    Rule(
+        "shared_width",
+        Divides(("tp",), ("d_shared",)),
+        "the shared expert is split over TP, not over ETP",
+        "tp",
+        "megatron/core/transformer/moe/shared_experts.py",
+    ),
+    Rule(
+        "experts",
+        Divides(("ep",), ("n_experts",)),
+        "every rank of EP holds the same number of whole experts",
+        "ep",
+        "megatron/core/transformer/moe/moe_layer.py; megablocks #160, DeepSpeed #1838",
+    ),
+    Rule(
+        "dense_model",
+        Implies(AtMost(("n_experts",), (0,)), AtMost(("etp", "ep"), (1,))),
+        "a model without experts has no expert mesh",
+        "ep",
+        "megatron/core/transformer/transformer_config.py",
+    ),
+    Rule(
+        "expert_width",
+        Divides(("etp",), ("d_expert",)),
+        "the width of a routed expert is split over ETP",
+        "etp",
+        "megatron/core/transformer/moe/experts.py",
+    ),
+    Rule(
+        "sequence_halves",
+        Implies(AtLeast(("cp",), (2,)), Divides((2, "cp"), ("seq_len",))),
+        "causal balance gives every rank of CP two chunks of the sequence",
+        "cp",
+        "megatron/training/arguments.py; Megatron-LM #708, Megatron-Bridge #1982",
+    ),
+    Rule(
+        "sequence_parallel",
+        Divides(("cp", "tp"), ("seq_len",)),
+        "sequence parallelism, always on where TP > 1, splits the tokens of a CP rank over TP",
+        "tp",
+        "megatron/core/tensor_parallel/mappings.py; NeMo-RL #3563",
+    ),
+)
+"""Every rule of a plan. The two on the sequence together say ``cp*lcm(2, tp)`` divides it."""
+
+
+def _at_least(name: str, value: object, least: int) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
+        raise PerfmodelError(f"{name}={value!r} must be a whole number, at least {least}.")
+    return int(value)
+
+
+def architecture_values(architecture_vars: Mapping[str, int]) -> dict[str, int]:
+    """Take the architecture variables that the rules read, or say which is missing or wrong."""
+    missing = [name for name in ARCHITECTURE_VARIABLES if name not in architecture_vars]
+    if missing:
+        raise PerfmodelError(f"The architecture variables lack {', '.join(missing)}.")
+    return {
+        name: _at_least(name, architecture_vars[name], int(name in _AT_LEAST_ONE))
+        for name in ARCHITECTURE_VARIABLES
+    }
+
+
+def run_values(world: int, seq_len: int, global_batch: int) -> dict[str, int]:
+    """Take the variables of the run, or say which is wrong."""
+    given = {"world": world, "seq_len": seq_len, "global_batch": global_batch}
+    return {name: _at_least(name, value, 1) for name, value in given.items()}
+
+
+def explain(
+    constraint: Constraint, values: Mapping[str, int], remedy_variable: str, note: str = ""
+) -> tuple[str, tuple[int, ...]]:
+    """Write the sentence for a constraint that does not hold, and find its remedy.
+
+    Returns
+    -------
+    message : str
+        What, which value, which rule, and the nearest legal values. Where the remedy variable
+        has none, those of the first other degree that has some.
+    nearest : tuple of int
+        The nearest legal values of the remedy variable.
+    """
+    sentence = constraint.sentence(values)
+    widest = min(2 * max(values[name] for name in constraint.variables), _WIDEST_SEARCH)
+    domain = np.arange(1, widest + 1)
+    nearest = constraint.nearest(values, remedy_variable, domain)
+    variable, offered = remedy_variable, nearest
+    others = (v for v in PLAN_VARIABLES if v in constraint.variables and v != remedy_variable)
+    while not offered and (other := next(others, None)):
+        variable, offered = other, constraint.nearest(values, other, domain)
+    subject = "" if sentence.startswith(f"{variable}=") else f" {variable}"
+    remedy = "no change of one degree repairs it"
+    if offered:
+        remedy = f"nearest{subject}: {', '.join(map(str, offered))}"
+    return "; ".join(filter(None, (sentence, remedy, note))) + ".", nearest
+
+
+def _broken(values: Mapping[str, int]) -> Iterator[Violation]:
+    for rule in RULES:
+        known = rule.constraint.variables <= values.keys()  # else the parent rule is broken
+        if known and not rule.constraint.holds(values):
+            message, nearest = explain(rule.constraint, values, rule.remedy_variable, rule.note)
+            value, limit = rule.constraint.numbers(values)
+            yield Violation(
+                rule=rule.name, message=message, value=value, limit=limit, nearest=nearest
+            )
+
+
+def violations(
+    architecture_vars: Mapping[str, int], plan: Plan, world: int, seq_len: int, global_batch: int
+) -> tuple[Violation, ...]:
+    """Name every rule that a plan breaks.
+
+    Parameters
+    ----------
+    architecture_vars : mapping of str to int
+        At least the names of `ARCHITECTURE_VARIABLES`.
+    plan : Plan
+        The layout to judge.
+    world : int
+        Number of devices.
+    seq_len : int
+        Tokens per sequence.
+    global_batch : int
+        Sequences per optimiser step.
+
+    Returns
+    -------
+    tuple of Violation
+        In the order of `RULES`; empty for a legal plan. A rule on a derived variable is left
+        out where that variable has no value, because the rule that makes it undefined is in.
+    """
+    values = {
+        **architecture_values(architecture_vars),
+        **run_values(world, seq_len, global_batch),
+        **{name: int(getattr(plan, name)) for name in PLAN_VARIABLES},
+    }
+    derived = {n: int(q.value(values)) for n, q in DERIVED.items() if q.defined.holds(values)}
+    return tuple(_broken({**values, **derived}))
+
+
+def require_legal(
+    architecture_vars: Mapping[str, int], plan: Plan, world: int, seq_len: int, global_batch: int
+) -> None:
+    """Raise `IllegalPlanError` with every violation of a plan, or return."""
+    broken = violations(architecture_vars, plan, world, seq_len, global_batch)
+    if broken:
+        raise IllegalPlanError(broken)
+
+
+def rules_table() -> str:
+    """Write the rules as a Markdown table."""
+    head = ("| rule | constraint | why | source |", "|---|---|---|---|")
+    rows = (f"| `{r.name}` | `{r.constraint}` | {r.reason} | {r.source} |" for r in RULES)
+    return "\n".join((*head, *rows)) + "\n"

@@ -1,0 +1,324 @@
+"""What one optimizer step of one plan costs: time, MFU, memory, and what each number rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import BaseModel, ConfigDict
+
+from perfmodel.architecture import Architecture, MfuConvention
+from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.cluster import Batch, Cluster
+from perfmodel.errors import IllegalPlanError
+from perfmodel.iteration import (
+    PipelineTime,
+    StageTime,
+    SynchronisationTime,
+    mode_totals,
+    pipeline_time,
+    step_total,
+    synchronisation_time,
+    time_of_stage,
+    with_replay,
+)
+from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
+from perfmodel.memory import StageBytes, stage_bytes, stage_total
+from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.plan import Plan
+from perfmodel.ranges import range_flags
+from perfmodel.rules import Violation, violations
+from perfmodel.sources import Source, weakest
+from perfmodel.stack import Stack
+
+DEFAULT_STACK = "megatron-eager"
+
+
+class StepEstimate(BaseModel):
+    """One plan's step, as plain numbers (SI units).
+
+    Attributes
+    ----------
+    step_time_s : float
+        Time of one optimizer step, t_iter [s].
+    mfu : float
+        ``model FLOPs / (t_iter N_dev F_peak)`` [-], with the numerator of ``mfu_convention``.
+    tokens_per_s, tokens_per_s_per_device : float
+        Throughput [token/s].
+    tflops_per_device : float
+        Model FLOP/s of a device under ``mfu_convention`` [1e12 FLOP/s].
+    memory_bytes : float
+        Memory of a device of the heaviest stage [B]; ``fits`` compares it with the device.
+    memory_by_stage_bytes : tuple of float
+        The same for each stage, first to last; ``memory_buckets_bytes`` splits it.
+    breakdown_s : dict
+        Parts of ``step_time_s`` that add up to it [s].
+    sources : dict
+        What each part, and each headline number, rests on.
+    flags : tuple of str
+        Every value outside the range that a surface or the stack was fitted on, one sentence each.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    step_time_s: float
+    mfu: float
+    mfu_convention: MfuConvention
+    tokens_per_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    memory_bytes: float
+    device_memory_bytes: float
+    fits: bool
+    heaviest_stage: int
+    memory_by_stage_bytes: tuple[float, ...]
+    memory_buckets_bytes: tuple[dict[str, float], ...]
+    breakdown_s: dict[str, float]
+    sources: dict[str, Source]
+    flags: tuple[str, ...]
+    architecture: dict[str, object]
+    plan: Plan
+    stack: str
+    hardware: str
+
+
+def plan_dims(plan: Plan) -> PlanDims:
+    """Return the plan as the formulas take it."""
+    return PlanDims(
+        tp=float(plan.tp),
+        etp=float(plan.etp),
+        ep=float(plan.ep),
+        pp=float(plan.pp),
+        vpp=float(plan.vpp),
+        cp=float(plan.cp),
+        dp=float(plan.dp),
+        micro_batch=float(plan.micro_batch),
+        recompute=float(plan.recompute.code),
+    )
+
+
+def check(
+    architecture: Architecture, plan: Plan, cluster: Cluster, batch: Batch
+) -> tuple[Violation, ...]:
+    """Return every rule that the plan breaks; empty if it is legal."""
+    return violations(
+        architecture.rule_variables(),
+        plan,
+        cluster.n_devices,
+        batch.seq_len,
+        batch.global_batch,
+    )
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """One plan on one cluster, with the pieces of its step computed once and on demand."""
+
+    architecture: Architecture
+    plan: Plan
+    cluster: Cluster
+    batch: Batch
+    profile: StackProfile
+
+    @cached_property
+    def dims(self) -> PlanDims:
+        """The plan as the formulas take it."""
+        return plan_dims(self.plan)
+
+    @cached_property
+    def n_microbatches(self) -> int:
+        """Microbatches of a pipeline in one step, n_mb [-]."""
+        return self.batch.global_batch // (self.plan.dp * self.plan.micro_batch)
+
+    @cached_property
+    def cost(self) -> LayerCost:
+        """Costs of a layer; they depend on the hardware and not on the stack."""
+        p = self.dims
+        return layer_cost(
+            self.architecture.dims,
+            self.cluster.constants,
+            float(self.batch.seq_len),
+            p.micro_batch,
+            p.tp,
+            p.etp,
+            p.ep,
+            p.cp,
+        )
+
+    @cached_property
+    def pipeline(self) -> PipelineTime:
+        """The pipeline's part of the step [s]."""
+        return self.pipeline_under(self.profile.stack())
+
+    def pipeline_under(self, stack: Stack) -> PipelineTime:
+        """Return the pipeline's part of the step under other constants of the stack [s]."""
+        return pipeline_time(
+            self.architecture.dims,
+            stack,
+            self.cluster.constants.fabric.devices_per_node,
+            self.dims,
+            mode_totals(self.cost, stack, self.dims.recompute),
+            float(self.n_microbatches),
+        )
+
+    @cached_property
+    def synchronisation(self) -> SynchronisationTime:
+        """The part of the step outside the pipeline's stages [s]."""
+        return synchronisation_time(
+            self.architecture.dims,
+            self.cluster.constants,
+            self.profile.stack(),
+            self.batch.optimizer.dims,
+            self.dims,
+            float(self.batch.seq_len),
+        )
+
+    @property
+    def step_s(self) -> float:
+        """Time of the step [s]."""
+        return float(step_total(self.pipeline, self.synchronisation))
+
+    @cached_property
+    def last_stage(self) -> StageTime:
+        """One microbatch on the last stage [s]."""
+        stack = self.profile.stack()
+        totals = mode_totals(self.cost, stack, self.dims.recompute)
+        last = self.dims.pp - 1.0
+        return time_of_stage(self.architecture.dims, stack, self.dims, totals, last)
+
+    def stage(self, index: int) -> StageBytes:
+        """Memory of a stage, by bucket [B]."""
+        return stage_bytes(
+            self.architecture.dims,
+            self.dims,
+            self.batch.optimizer.dims,
+            float(self.batch.seq_len),
+            float(self.n_microbatches),
+            float(index),
+            self.profile.stack().framework_bytes,
+        )
+
+    def breakdown(self) -> dict[str, float]:
+        """Split the step time into parts that add up to it [s].
+
+        The steady part is ``n_mb`` microbatches on the last stage: device time by operator, the
+        head, what of the host's dispatch the device does not hide, and the expert all-to-all.
+        """
+        last, n = self.last_stage, float(self.n_microbatches)
+        dense = dense_layers_of_stage(self.architecture.dims, self.dims, self.dims.pp - 1.0)
+        moe = self.architecture.n_layers / self.dims.pp - dense
+        mode = self.dims.recompute
+        per_moe = with_replay(self.cost.moe_forward, self.cost.moe_backward, mode)
+        per_dense = with_replay(self.cost.dense_forward, self.cost.dense_backward, mode)
+        parts = {
+            f"compute_{name}": n * (moe * per_moe[i] + dense * per_dense[i])
+            for i, name in enumerate(OperatorTimes._fields)
+        }
+        parts["head"] = n * last.head
+        parts["dispatch"] = n * max(0.0, last.host + last.jitter - last.device - last.head)
+        parts["all_to_all"] = n * last.dispatch
+        parts["bubble"] = self.pipeline.bubble
+        parts["pipeline_depth"] = self.pipeline.pipeline_depth
+        parts |= self.synchronisation._asdict()
+        return {name: float(value) for name, value in parts.items()}
+
+    def sources(self) -> dict[str, Source]:
+        """Return what each part of the breakdown, and each headline number, rests on."""
+        pack = self.cluster.pack
+        elementwise = pack.source("elementwise")
+        fitted = [constant.source for constant in self.profile.constants.values()]
+        replayed = self.plan.recompute.code in (1, 2) or not self.plan.recompute.code
+        host = weakest([*fitted, Source.ASSUMED] if replayed else fitted)
+        grouped = weakest([pack.source("grouped_forward"), pack.source("grouped_backward")])
+        ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather")])
+        attention = weakest([pack.source("attention_forward"), pack.source("attention_backward")])
+        gemm = pack.source("gemm")
+        parts = {
+            "compute_attention_linear": gemm,
+            "compute_attention_core": attention,
+            "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
+            "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
+            "compute_permutation": weakest([elementwise, Source.ASSUMED]),
+            "compute_experts": grouped,
+            "compute_activation": elementwise,
+            "compute_dense_ffn": gemm,
+            "compute_tensor_parallel": ring,
+            "compute_context_parallel": weakest([pack.source("all_to_all"), Source.ASSUMED]),
+            "compute_gradient": weakest([elementwise, Source.ASSUMED]),
+            "head": pack.source("head"),
+            "dispatch": host,
+            "all_to_all": pack.source("all_to_all"),
+            "bubble": host,
+            "pipeline_depth": self.profile.constants["pipeline_node_cost"].source,
+            "hand_off": weakest([pack.source("all_to_all"), Source.ASSUMED]),
+            "data_parallel": ring,
+            "optimizer": Source.ASSUMED,
+        }
+        return parts | {
+            "step_time_s": Source.FITTED,
+            "mfu": Source.FITTED,
+            "memory_bytes": Source.ASSUMED,
+        }
+
+
+def estimate(
+    architecture: Architecture,
+    plan: Plan,
+    cluster: Cluster,
+    batch: Batch,
+    *,
+    stack: str | StackProfile = DEFAULT_STACK,
+    mfu_convention: MfuConvention = MfuConvention.SIX_N_NONEMBEDDING,
+) -> StepEstimate:
+    """Estimate one optimizer step.
+
+    Parameters
+    ----------
+    architecture, plan, cluster, batch
+        What runs, how it is laid out, where, and on how many tokens.
+    stack : str or StackProfile
+        Software stack: the name of a shipped profile, a path, or a profile.
+    mfu_convention : MfuConvention
+        What MFU's numerator counts.
+
+    Raises
+    ------
+    IllegalPlanError
+        The plan breaks a rule; the error carries every violation.
+    PackError
+        No such hardware pack or stack profile.
+    """
+    broken = check(architecture, plan, cluster, batch)
+    if broken:
+        raise IllegalPlanError(broken)
+    profile = load_stack(stack) if isinstance(stack, str) else stack
+    model = StepModel(architecture, plan, cluster, batch, profile)
+    stages = tuple(model.stage(i) for i in range(plan.pp))
+    totals = tuple(float(stage_total(stage)) for stage in stages)
+    heaviest = max(range(plan.pp), key=lambda i: totals[i])
+    step = model.step_s
+    flops = architecture.flops_per_token(mfu_convention) * batch.tokens
+    devices = cluster.n_devices
+    return StepEstimate(
+        step_time_s=step,
+        mfu=flops / (step * devices * cluster.peak_flops),
+        mfu_convention=mfu_convention,
+        tokens_per_s=batch.tokens / step,
+        tokens_per_s_per_device=batch.tokens / step / devices,
+        tflops_per_device=flops / step / devices / 1e12,
+        memory_bytes=totals[heaviest],
+        device_memory_bytes=cluster.device_memory_bytes,
+        fits=totals[heaviest] <= cluster.device_memory_bytes,
+        heaviest_stage=heaviest,
+        memory_by_stage_bytes=totals,
+        memory_buckets_bytes=tuple(
+            {name: float(value) for name, value in stage._asdict().items()} for stage in stages
+        ),
+        breakdown_s=model.breakdown(),
+        sources=model.sources(),
+        flags=tuple(flag.message for flag in range_flags(model)),
+        architecture=architecture.summary(),
+        plan=plan,
+        stack=profile.name,
+        hardware=cluster.pack.name,
+    )
