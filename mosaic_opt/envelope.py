@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
 from itertools import product
@@ -240,7 +241,12 @@ def read_mapping(path: str | Path) -> Any:
         The file cannot be read, is of another kind, or does not parse.
     """
     file = Path(path)
-    readers = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": _json}
+    readers: dict[str, Callable[[str], Any]] = {
+        ".yaml": _yaml,
+        ".yml": _yaml,
+        ".toml": tomllib.loads,
+        ".json": _json,
+    }
     if file.suffix not in readers:
         raise EnvelopeError(f"{file} must end in {', '.join(readers)}.")
     try:

@@ -105,11 +105,11 @@ class Problem:
         return float(self.envelope.cluster.pack.surfaces["all_to_all"].ranges["size"][1])
 
     def n_active(self, index: int) -> int:
-        """Active parameters under the envelope's convention [-]."""
+        """Return the active parameters under the envelope's convention [-]."""
         return self.architectures[index].n_active(self.envelope.parameter_convention)
 
     def n_total(self, index: int) -> int:
-        """Stored parameters under the envelope's convention [-]."""
+        """Return the stored parameters under the envelope's convention [-]."""
         return self.architectures[index].n_total(self.envelope.parameter_convention)
 
     def legal_rows(self, index: int) -> NDArray[np.int64]:
@@ -192,8 +192,10 @@ class Problem:
         """Return a lower bound of a candidate's loss: every device at its peak [nats/token]."""
         envelope = self.envelope
         flops = self.architectures[index].flops_per_token()
-        step_s = flops * envelope.batch.tokens / (
-            envelope.cluster.n_devices * envelope.cluster.peak_flops
+        step_s = (
+            flops
+            * envelope.batch.tokens
+            / (envelope.cluster.n_devices * envelope.cluster.peak_flops)
         )
         budget = self.tokens(index, step_s)
         return float("inf") if np.isnan(budget.tokens) else self.loss(index, budget.tokens)

@@ -62,9 +62,7 @@ def solve(
     return assemble(problem, report, certify(problem, report), searcher.name)
 
 
-def assemble(
-    problem: Problem, report: Report, certificate: Certificate, backend: str
-) -> Solution:
+def assemble(problem: Problem, report: Report, certificate: Certificate, backend: str) -> Solution:
     """Put a report and its certificate together as a solution."""
     best = report.incumbent
     ranked = sorted((o for o in report.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
@@ -87,9 +85,7 @@ def assemble(
             gap=None if primal is None or dual is None else primal - dual,
         ),
         near_ties=near,
-        near_tie_rule=NearTieRule(
-            mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance
-        ),
+        near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
         rejected=tuple(
             Rejected(name=problem.architectures[o.index].name, reason=o.reason, detail=o.detail)

@@ -21,7 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def formula(function: F) -> F:
     """Mark a function of the numba subset as callable from Python and from compiled kernels."""
-    return cast("F", register_jitable(function))
+    register_jitable(function)  # returns the function itself
+    return function
 
 
 @cache
@@ -44,8 +45,8 @@ def compile_kernel(function: F) -> F:
     ``NUMBA_CACHE_DIR`` is honoured. With no writable place at all (a read-only install and no
     home directory) the kernel is compiled for this process only.
     """
-    options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
     try:
-        return cast("F", njit(cache=True, **options)(function))
+        compiled = njit(function, cache=True, nogil=True, error_model="numpy")
     except RuntimeError:  # numba: "cannot cache function: no locator available"
-        return cast("F", njit(**options)(function))
+        compiled = njit(function, nogil=True, error_model="numpy")
+    return cast("F", compiled)

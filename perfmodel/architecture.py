@@ -117,7 +117,9 @@ class Architecture(BaseModel):
                 )
         elif self.top_k or self.d_expert or self.d_shared:
             field = next(f for f in ("top_k", "d_expert", "d_shared") if getattr(self, f))
-            raise ValueError(f"{field}={getattr(self, field)} must be 0 in a model with n_experts=0")
+            raise ValueError(
+                f"{field}={getattr(self, field)} must be 0 in a model with n_experts=0"
+            )
         if self.first_k_dense > self.n_layers:
             raise ValueError(
                 f"first_k_dense={self.first_k_dense} must be at most n_layers={self.n_layers}; "

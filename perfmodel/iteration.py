@@ -23,7 +23,7 @@ from perfmodel.architecture import ArchitectureDims
 from perfmodel.collectives import point_to_point_time, ring_time
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
-from perfmodel.layer import LayerCost, OperatorTimes, attention_weights, total
+from perfmodel.layer import LayerCost, OperatorTimes, total
 from perfmodel.memory import OptimizerDims, stage_dense_parameters, stage_expert_parameters
 from perfmodel.mesh import PlanDims, dense_layers_of_stage
 from perfmodel.schedule import makespan_interleaved
@@ -117,7 +117,7 @@ def mode_totals(cost: LayerCost, stack: Stack, mode: float) -> ModeTotals:
 def stage_time(
     t: ModeTotals, stack: Stack, p: PlanDims, n_moe: float, n_dense: float, head: float
 ) -> StageTime:
-    """Time of one microbatch on a stage with the given layers [s]; ``head`` is 0 but on the last."""
+    """Time of one microbatch on a stage of the given layers, and a head on the last stage [s]."""
     layer = stack.host_layer_s * t.host_share
     host = n_moe * (layer + t.launches) + n_dense * stack.dense_layer_share * layer
     host += stack.host_microbatch_s
@@ -181,14 +181,10 @@ def optimizer_time(
         n_dense = dense_layers_of_stage(a, p, stage)
         kv = a.n_kv_heads * a.head_dim
         q = a.n_heads * a.head_dim
-        attention = 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(
-            a.d_model, kv
-        )
+        attention = 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(a.d_model, kv)
         flop = layers * attention / replicas
         if n_dense > 0.0:
-            flop += (
-                n_dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
-            )
+            flop += n_dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
         if a.n_experts > 0.0:
             moe = layers - n_dense
             one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)

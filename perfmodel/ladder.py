@@ -33,19 +33,20 @@ def ladder(
     Raises
     ------
     PerfmodelError
-        A seed or split below 1, or a split that does not divide ``d_ff``.
-    pydantic.ValidationError
-        ``top_k`` above ``n_experts``.
+        A size below 1, ``top_k`` above ``n_experts``, or a split that does not divide ``d_ff``.
     """
     for name, value in (("q", q), ("E", n_experts), ("K", top_k), ("G", expert_split)):
         if value < 1:
             raise PerfmodelError(f"{name}={value} must be at least 1; nearest: 1.")
+    if top_k > n_experts:
+        raise PerfmodelError(f"K={top_k} must be at most E={n_experts}; nearest: {n_experts}.")
     n_heads = 4 * q
     d_model = n_heads * HEAD_DIM
     d_ff = 5 * d_model // 2
     if d_ff % expert_split:
-        near = sorted((g for g in range(1, d_ff + 1) if d_ff % g == 0), key=lambda g: abs(g - expert_split))
-        raise PerfmodelError(f"G={expert_split} must divide d_ff={d_ff}; nearest: {near[0]}.")
+        divisors = (g for g in range(1, d_ff + 1) if d_ff % g == 0)
+        near = min(divisors, key=lambda g: abs(g - expert_split))
+        raise PerfmodelError(f"G={expert_split} must divide d_ff={d_ff}; nearest: {near}.")
     width = d_ff // expert_split
     return Architecture(
         name=f"ladder:q={q},E={n_experts},K={top_k},G={expert_split}",
@@ -80,7 +81,9 @@ def parse_ladder(text: str) -> Architecture:
         values[key] = int(value)
     missing = [key for key in ("q", "E", "K", "G") if key not in values]
     if missing:
-        raise PerfmodelError(f"{text!r} lacks {', '.join(missing)}, as in ladder:q=12,E=96,K=2,G=4.")
+        raise PerfmodelError(
+            f"{text!r} lacks {', '.join(missing)}, as in ladder:q=12,E=96,K=2,G=4."
+        )
     return ladder(
         values["q"],
         values["E"],

@@ -111,9 +111,9 @@ def ffn_backward(a: ArchitectureDims, hw: Hardware, tokens: float, width: float)
     if width <= 0.0:
         return 0.0
     up = (a.ffn_matrices - 1.0) * width
-    return linear_backward_time(
-        hw.device, hw.gemm, tokens, up, a.d_model
-    ) + linear_backward_time(hw.device, hw.gemm, tokens, a.d_model, width)
+    return linear_backward_time(hw.device, hw.gemm, tokens, up, a.d_model) + linear_backward_time(
+        hw.device, hw.gemm, tokens, a.d_model, width
+    )
 
 
 @formula
@@ -124,9 +124,7 @@ def activation_traffic(a: ArchitectureDims, rows: float, width: float, backward:
 
 
 @formula
-def rows_per_expert(
-    a: ArchitectureDims, tokens: float, tp: float, etp: float, ep: float
-) -> float:
+def rows_per_expert(a: ArchitectureDims, tokens: float, tp: float, etp: float, ep: float) -> float:
     """Rows that each local expert works on, balanced routing [-].
 
     All ranks of the EP group feed it: ``(tokens / tp) K ep etp / E``.
@@ -234,13 +232,15 @@ def layer_cost(
         act_f = elementwise_time(
             dev,
             elem,
-            activation_traffic(a, act_rows, width, 0.0) + activation_traffic(a, tokens, shared, 0.0),
+            activation_traffic(a, act_rows, width, 0.0)
+            + activation_traffic(a, tokens, shared, 0.0),
             1.0 + shared_blocks,
         )
         act_b = elementwise_time(
             dev,
             elem,
-            activation_traffic(a, act_rows, width, 1.0) + activation_traffic(a, tokens, shared, 1.0),
+            activation_traffic(a, act_rows, width, 1.0)
+            + activation_traffic(a, tokens, shared, 1.0),
             1.0 + shared_blocks,
         )
         weights = n_local * a.ffn_matrices * a.d_model * width

@@ -136,9 +136,7 @@ def stage_bytes(
     n_moe = a.n_layers / p.pp - n_dense
     per_microbatch = n_moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
     per_microbatch += n_dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
-    activations = per_microbatch * in_flight_microbatches(
-        stage, p.pp, p.vpp, n_microbatches
-    )
+    activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
     if p.recompute >= 3.0:  # the layer that is being replayed
         if n_moe > 0.0:
             activations += layer_activation_bytes(a, p, tokens, 1.0, 0.0)

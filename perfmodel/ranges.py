@@ -46,7 +46,9 @@ def queries(model: StepModel) -> list[tuple[str, dict[str, float]]]:
                 asked.append((f"grouped_{way}", shape))
         asked.append(("topk", {"tokens": local, "n_experts": a.n_experts}))
         if p.ep > 1.0:
-            asked.append(("all_to_all", {"size": p.ep, "volume": 2.0 * local * a.top_k * a.d_model}))
+            asked.append(
+                ("all_to_all", {"size": p.ep, "volume": 2.0 * local * a.top_k * a.d_model})
+            )
     ranks = p.dp * p.cp
     edp = p.tp * ranks / (p.etp * p.ep)
     for group in (ranks, edp if a.n_experts > 0.0 else 1.0):

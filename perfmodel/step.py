@@ -25,13 +25,16 @@ from perfmodel.iteration import (
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.memory import StageBytes, stage_bytes, stage_total
 from perfmodel.mesh import PlanDims, dense_layers_of_stage
-from perfmodel.plan import Plan
+from perfmodel.plan import Plan, Recompute
 from perfmodel.ranges import range_flags
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
 from perfmodel.stack import Stack
 
 DEFAULT_STACK = "megatron-eager"
+
+HEADLINE_SHARE = 0.1
+"""A step time rests on the weakest source that carries at least this share of it [-]."""
 
 
 class StepEstimate(BaseModel):
@@ -225,40 +228,60 @@ class StepModel:
     def sources(self) -> dict[str, Source]:
         """Return what each part of the breakdown, and each headline number, rests on."""
         pack = self.cluster.pack
-        elementwise = pack.source("elementwise")
-        fitted = [constant.source for constant in self.profile.constants.values()]
-        replayed = self.plan.recompute.code in (1, 2) or not self.plan.recompute.code
-        host = weakest([*fitted, Source.ASSUMED] if replayed else fitted)
-        grouped = weakest([pack.source("grouped_forward"), pack.source("grouped_backward")])
+        # The fitted runs recompute in full: other modes split A by assumed shares.
+        host = [constant.source for constant in self.profile.constants.values()]
+        if self.plan.recompute is not Recompute.FULL:
+            host.append(self.profile.assumptions["forward_share"].source)
+        if self.architecture.n_dense_layers:
+            host.append(self.profile.assumptions["dense_layer_share"].source)
         ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather")])
-        attention = weakest([pack.source("attention_forward"), pack.source("attention_backward")])
-        gemm = pack.source("gemm")
+        exchange = pack.source("all_to_all")
+        elementwise = pack.source("elementwise")
         parts = {
-            "compute_attention_linear": gemm,
-            "compute_attention_core": attention,
-            "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
+            "compute_attention_linear": pack.source("gemm"),
+            "compute_attention_core": weakest(
+                [pack.source("attention_forward"), pack.source("attention_backward")]
+            ),
+            "compute_elementwise": elementwise,
             "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
-            "compute_experts": grouped,
+            "compute_experts": weakest(
+                [pack.source("grouped_forward"), pack.source("grouped_backward")]
+            ),
             "compute_activation": elementwise,
-            "compute_dense_ffn": gemm,
+            "compute_dense_ffn": pack.source("gemm"),
             "compute_tensor_parallel": ring,
-            "compute_context_parallel": weakest([pack.source("all_to_all"), Source.ASSUMED]),
+            "compute_context_parallel": weakest([exchange, Source.ASSUMED]),
             "compute_gradient": weakest([elementwise, Source.ASSUMED]),
             "head": pack.source("head"),
-            "dispatch": host,
-            "all_to_all": pack.source("all_to_all"),
-            "bubble": host,
+            "dispatch": weakest(host),
+            "all_to_all": exchange,
+            "bubble": weakest(host),
             "pipeline_depth": self.profile.constants["pipeline_node_cost"].source,
-            "hand_off": weakest([pack.source("all_to_all"), Source.ASSUMED]),
+            "hand_off": weakest([exchange, Source.ASSUMED]),
             "data_parallel": ring,
             "optimizer": Source.ASSUMED,
         }
+        overall = self._headline(parts)
         return parts | {
-            "step_time_s": Source.FITTED,
-            "mfu": Source.FITTED,
+            "step_time_s": overall,
+            "mfu": overall,
+            "tokens_per_s": overall,
             "memory_bytes": Source.ASSUMED,
         }
+
+    def _headline(self, parts: dict[str, Source]) -> Source:
+        """Return the weakest source that carries at least a tenth of the step."""
+        carried = dict.fromkeys(Source, 0.0)
+        for name, seconds in self.breakdown().items():
+            carried[parts[name]] += seconds / self.step_s
+        order = list(Source)
+        cumulative = 0.0
+        for source in reversed(order):
+            cumulative += carried[source]
+            if cumulative >= HEADLINE_SHARE:
+                return source
+        return order[0]
 
 
 def estimate(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, Flag, StrEnum, auto
 from typing import ClassVar
 
+from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Outcome, Problem
 
 
@@ -47,8 +48,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Check the limit."""
-        if self.time_s is not None and not self.time_s > 0.0:
-            raise ValueError(f"time_s={self.time_s:g} must be above 0, or None for no limit.")
+        if self.time_s is not None and not 0.0 < self.time_s < float("inf"):
+            raise MosaicError(f"time_s={self.time_s:g} must be above 0, or None for no limit.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

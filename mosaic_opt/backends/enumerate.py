@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -19,6 +19,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
 )
+from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Outcome, Problem
 
 _IN_FLIGHT_PER_WORKER = 4
@@ -44,7 +45,7 @@ class Enumerate(Backend):
     def __post_init__(self) -> None:
         """Check the options."""
         if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers={self.workers} must be at least 1; nearest: 1.")
+            raise MosaicError(f"workers={self.workers} must be at least 1; nearest: 1.")
 
     @classmethod
     def availability(cls) -> Availability:
@@ -98,9 +99,7 @@ def _better(candidate: Outcome, incumbent: Outcome | None) -> bool:
     return (candidate.loss, candidate.index) < (incumbent.loss, incumbent.index)
 
 
-def dual_bound(
-    problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]
-) -> float:
+def dual_bound(problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]) -> float:
     """Return the least loss that any candidate can have, given the unexamined ones [nats/token].
 
     An unexamined candidate is bounded by its loss with every device at its peak.
@@ -109,7 +108,7 @@ def dual_bound(
     return min([examined, *(problem.optimistic_loss(i) for i in unexamined)])
 
 
-def _completed(problem: Problem, workers: int) -> Iterator[Outcome]:
+def _completed(problem: Problem, workers: int) -> Generator[Outcome, None, None]:
     """Solve every candidate on a pool of threads, a few ahead of what was taken; in order."""
     n = len(problem.architectures)
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")

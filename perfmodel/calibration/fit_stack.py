@@ -10,21 +10,23 @@ the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs.
 
 from __future__ import annotations
 
+import argparse
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
 from perfmodel.calibration.stacks import StackErrors, StackProfile, load_stack
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.iteration import step_total
-from perfmodel.stack import FITTED_CONSTANTS, Stack
 from perfmodel.ranges import stack_variables
+from perfmodel.stack import FITTED_CONSTANTS, Stack
 from perfmodel.step import StepModel
 from perfmodel.validation.runs import MeasuredRun, layout_sweeps
 
@@ -32,6 +34,8 @@ Vector = NDArray[np.float64]
 
 LOSS_SCALE = 0.05
 """Log ratio at which the loss turns from quadratic to linear [-]."""
+
+SHIPPED_ORIGIN = "figures of arXiv 2608.10605, released with dmlc/ScalePlan"
 
 STARTS = ((0.02, 0.02, 0.01, 0.5), (0.005, 0.005, 0.005, 0.2))
 """Starting points (A [s], H [s], s [s], c [-]); the best of the fits from each is kept."""
@@ -106,7 +110,8 @@ def fit_constants(
         ratio = np.log(predict(runs, base, np.exp(log_constants))) - measured
         # soft L1 by hand, so that weights multiply the loss and not its argument
         loss = 2.0 * (np.sqrt(1.0 + (ratio / LOSS_SCALE) ** 2) - 1.0)
-        return np.asarray(root * np.sign(ratio) * np.sqrt(loss))
+        signed: Vector = root * np.sign(ratio) * np.sqrt(loss)
+        return signed
 
     best: Any = None
     for start in starts:
@@ -115,14 +120,14 @@ def fit_constants(
         )
         if best is None or fit.cost < best.cost:
             best = fit
-    constants = np.exp(best.x)
+    constants: Vector = np.exp(best.x)
     for i in range(len(constants)):
         without = constants.copy()
         without[i] = 0.0
         change = predict(runs, base, without) / predict(runs, base, constants)
         if np.max(np.abs(np.log(change))) < 1e-9:
             constants[i] = 0.0
-    return np.asarray(constants)
+    return constants
 
 
 def errors(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
@@ -161,12 +166,12 @@ def bootstrap(
     draws = np.empty((n, len(FITTED_CONSTANTS)))
     for i in range(n):
         weights = np.bincount(rng.integers(len(runs), size=len(runs)), minlength=len(runs))
-        chosen = np.flatnonzero(weights)
+        chosen = [int(k) for k in np.flatnonzero(weights)]
         draws[i] = fit_constants(
             [runs[k] for k in chosen],
             base,
             weights[chosen].astype(np.float64),
-            starts=[np.maximum(start, 1e-6)],
+            starts=[np.maximum(start, 1e-6).tolist()],
         )
         if progress is not None:
             progress(i + 1, n)
@@ -245,49 +250,65 @@ def _mean(values: Vector) -> float:
     return float(f"{np.mean(np.abs(values)):.4g}")
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="TOML file to write.")],
-    name: Annotated[str, typer.Option(help="Name of the profile.")],
-    base: Annotated[
-        str, typer.Option(help="Profile whose assumptions and wording are kept.")
-    ] = "megatron-eager",
-    runs: Annotated[
-        Path | None, typer.Option(help="CSV of measured runs; the shipped sweeps unless given.")
-    ] = None,
-    hardware: Annotated[str, typer.Option(help="Hardware pack.")] = "p6-b200",
-    resamples: Annotated[int, typer.Option(min=20, help="Bootstrap resamples.")] = 400,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 2608,
-    origin: Annotated[str, typer.Option(help="Where the runs come from.")] = (
-        "figures of arXiv 2608.10605, released with dmlc/ScalePlan"
-    ),
-) -> None:
-    """Fit the four constants of a stack profile to measured runs."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    o = _parser().parse_args(arguments)
     try:
-        measured = layout_sweeps(runs, hardware)
+        measured = layout_sweeps(o.runs, o.hardware)
         profile = fit_profile(
             measured,
-            load_stack(base),
-            name=name,
+            load_stack(o.base),
+            name=o.name,
             provenance=(
-                f"{len(measured)} measured runs ({origin}); soft-L1 on the log ratio of MFU, scale "
-                f"{LOSS_SCALE:g}; intervals 5-95% of {resamples} bootstrap resamples, seed {seed}"
+                f"{len(measured)} measured runs ({o.origin}); soft-L1 on the log ratio of MFU, "
+                f"scale {LOSS_SCALE:g}; intervals 5-95% of {o.resamples} bootstrap resamples, "
+                f"seed {o.seed}"
             ),
-            resamples=resamples,
-            seed=seed,
-            progress=lambda done, of: (
-                typer.echo(f"bootstrap {done}/{of}", err=True) if done % 50 == 0 else None
-            ),
+            resamples=o.resamples,
+            seed=o.seed,
+            progress=lambda done, of: _say(f"bootstrap {done}/{of}") if done % 50 == 0 else None,
         )
     except PerfmodelError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        _say(str(error))
+        return 2
+    words = ["--base", o.base, "--name", o.name, "--hardware", o.hardware]
+    words += ["--resamples", str(o.resamples), "--seed", str(o.seed), "--origin", o.origin]
     command = (
-        f"python -m perfmodel.calibration.fit_stack --base {base} --name {name} "
-        f"--hardware {hardware} --resamples {resamples} --seed {seed} --out {out.name}"
+        f"python -m perfmodel.calibration.fit_stack {shlex.join([*words, '--out', o.out.name])}"
     )
-    out.write_text(record_toml(profile, f"Written by a program; do not edit.\n{command}"), "utf-8")
-    typer.echo(f"wrote {out} ({profile.digest[:12]})")
+    o.out.write_text(record_toml(profile, f"Written by a program:\n{command}"), "utf-8")
+    _say(f"wrote {o.out} (digest {profile.digest[:12]})")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m perfmodel.calibration.fit_stack",
+        description="Fit the four constants of a stack profile to measured runs.",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="TOML file to write")
+    parser.add_argument("--name", required=True, help="name of the profile")
+    parser.add_argument(
+        "--base", default="megatron-eager", help="profile whose assumptions and wording are kept"
+    )
+    parser.add_argument("--runs", type=Path, help="CSV of measured runs; default: the shipped ones")
+    parser.add_argument("--hardware", default="p6-b200", help="hardware pack, by name or path")
+    parser.add_argument("--resamples", type=_positive, default=400, help="bootstrap resamples")
+    parser.add_argument("--seed", type=_positive, default=2608, help="seed of the bootstrap")
+    parser.add_argument("--origin", default=SHIPPED_ORIGIN, help="where the runs come from")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

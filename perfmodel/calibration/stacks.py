@@ -63,14 +63,9 @@ class StackProfile(FrozenRecord):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        wanted = {
-            "constants": (self.constants, FITTED_CONSTANTS),
-            "assumptions": (self.assumptions, set(Stack._fields) - set(FITTED_CONSTANTS)),
-        }
-        for table, (given, names) in wanted.items():
-            for name in sorted(set(names) ^ set(given)):
-                verb = "lacks" if name in names else "has an unknown"
-                raise ValueError(f"{table} {verb} {name}")
+        fitted = set(FITTED_CONSTANTS)
+        _same_names("constants", set(self.constants), fitted)
+        _same_names("assumptions", set(self.assumptions), set(Stack._fields) - fitted)
         for name, constant in self.constants.items():
             if not constant.low <= constant.value <= constant.high:
                 raise ValueError(
@@ -94,6 +89,13 @@ class StackProfile(FrozenRecord):
                 if not low <= value <= high:
                     flags.append(RangeFlag(self.name, variable, float(value), low, high, "flag"))
         return tuple(flags)
+
+
+def _same_names(table: str, given: set[str], wanted: set[str]) -> None:
+    if missing := sorted(wanted - given):
+        raise ValueError(f"{table} lacks {', '.join(missing)}")
+    if unknown := sorted(given - wanted):
+        raise ValueError(f"{table} has unknown {', '.join(unknown)}")
 
 
 def shipped_stacks() -> tuple[str, ...]:

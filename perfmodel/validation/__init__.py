@@ -1,0 +1,1 @@
+"""Measured runs, and how well the model predicts them."""

@@ -50,11 +50,11 @@ _EXPERTS = ("n_experts", "top_k", "d_expert", "d_shared")
 
 
 def _run(row: dict[str, str], hardware: str) -> MeasuredRun:
-    sizes = {name: int(row[name]) for name in (*_INTEGERS, *_EXPERTS)}
+    sizes: dict[str, object] = {name: int(row[name]) for name in (*_INTEGERS, *_EXPERTS)}
     return MeasuredRun(
         sweep=row["sweep"],
-        architecture=Architecture(
-            name=row["sweep"], tied_embeddings=row["tied_embeddings"] == "true", **sizes
+        architecture=Architecture.model_validate(
+            sizes | {"name": row["sweep"], "tied_embeddings": row["tied_embeddings"] == "true"}
         ),
         plan=Plan(
             ep=int(row["ep"]),

@@ -246,3 +246,14 @@ def test_unreadable_files_are_one_sentence(tmp_path: Path) -> None:
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(PackError, match=r"cannot be read: it is not UTF-8 text\.$"):
         load_pack(bad)
+
+
+def test_the_documents_state_the_errors_of_the_pack(pack: HardwarePack) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "theory" / "kernels.md").read_text("utf-8")
+    for name, surface in pack.surfaces.items():
+        fitted = [
+            e for part, e in surface.regimes.items() if "fit" not in part and "floor" not in part
+        ]
+        for errors in fitted or [surface.errors]:
+            assert f"| {errors.n} | {errors.median_in:.2f} / {errors.p90_in:.2f} |" in text, name
+            assert f"{errors.median_out:.2f}" in text, name

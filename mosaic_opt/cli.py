@@ -1,0 +1,355 @@
+"""The command line. Exit codes: 0 an answer, 1 infeasible or illegal, 2 bad input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from perfmodel.architecture import Architecture
+    from perfmodel.cluster import Batch, Cluster
+    from perfmodel.plan import Plan
+
+EXIT_ANSWER, EXIT_INFEASIBLE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    name="mosaic",
+    help="Choose the MoE architecture, token budget and layout that a cluster trains best.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON too.")]
+Model = Annotated[
+    str,
+    typer.Option(metavar="M", help="ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file."),
+]
+PlanText = Annotated[str, typer.Option("--plan", help="For example tp=1,ep=8,pp=8,mbs=4.")]
+ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-b200:32.")]
+GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
+Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
+OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
+StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
+Convention = Annotated[
+    str, typer.Option("--mfu-convention", help="6n-nonembedding, 6n-head or 6n-embedding.")
+]
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def _emit(
+    page: Callable[[], RenderableType], document: Callable[[], str], json_to: str | None
+) -> None:
+    """Show the page; write the JSON document to a file, or in place of the page to stdout."""
+    from rich.console import Console
+
+    if json_to == "-":
+        typer.echo(document())
+        return
+    Console(highlight=False, width=None if sys.stdout.isatty() else 120).print(page())
+    if json_to is not None:
+        try:
+            Path(json_to).write_text(document() + "\n", "utf-8")
+        except OSError as error:
+            _fail(f"{json_to} cannot be written: {error.strerror}.")
+
+
+def _case(
+    model: str, plan: str, cluster: str, global_batch: int, seq: int, optimizer: str
+) -> tuple[Architecture, Plan, Cluster, Batch]:
+    """Read the arguments that `step` and `check` share."""
+    from perfmodel.cluster import Batch, Cluster
+    from perfmodel.plan import Plan
+
+    machines = Cluster.parse(cluster)
+    batch = _validated(
+        Batch, {"global_batch": global_batch, "seq_len": seq, "optimizer": optimizer}
+    )
+    return _model(model), Plan.parse(plan, world=machines.n_devices), machines, batch
+
+
+def _validated(kind: type[Any], content: Any) -> Any:
+    from pydantic import ValidationError
+
+    from mosaic_opt.errors import MosaicError, explain
+
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise MosaicError(f"{explain(error, kind)}.") from None
+
+
+def _model(text: str) -> Architecture:
+    from mosaic_opt.envelope import read_mapping
+    from mosaic_opt.errors import MosaicError
+    from perfmodel.architecture import Architecture
+    from perfmodel.ladder import parse_ladder
+
+    if text.startswith("ladder:"):
+        return parse_ladder(text)
+    if Path(text).suffix not in (".yaml", ".yml", ".toml", ".json"):
+        raise MosaicError(
+            f"--model {text!r} is neither a ladder model, as in ladder:q=12,E=96,K=2,G=4, nor a "
+            ".yaml, .toml or .json file."
+        )
+    content = read_mapping(text)
+    if not isinstance(content, dict):
+        raise MosaicError(f"{text} holds a {type(content).__name__}, not an architecture's fields.")
+    architecture: Architecture = _validated(Architecture, content)
+    return architecture
+
+
+@app.command()
+def solve(
+    envelope: Annotated[Path | None, typer.Argument(help="YAML, TOML or JSON file.")] = None,
+    example: Annotated[str | None, typer.Option(help="A shipped envelope, by name.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads; all cores unless given.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
+    json_to: Json = None,
+) -> None:
+    """Find the architecture, token budget and layout with the least predicted loss."""
+    from mosaic_opt.backends.base import Limits
+    from mosaic_opt.backends.enumerate import Enumerate
+    from mosaic_opt.envelope import example as shipped
+    from mosaic_opt.envelope import load_envelope
+    from mosaic_opt.errors import MosaicError
+    from mosaic_opt.report import render_solution
+    from mosaic_opt.result import Status
+    from mosaic_opt.solve import solve as search
+
+    if (envelope is None) == (example is None):
+        raise MosaicError("Give an envelope file or --example NAME, one of the two.")
+    problem = load_envelope(envelope) if envelope is not None else shipped(str(example))
+    backend = Enumerate(workers=workers)
+    limits = Limits(time_s=time_limit)
+    with _Bar() as bar:
+        solution = search(problem, backend=backend, limits=limits, progress=bar.update)
+    _emit(lambda: render_solution(solution), solution.to_json, json_to)
+    if solution.status in (Status.INFEASIBLE, Status.UNKNOWN):
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+@app.command()
+def step(
+    model: Model,
+    plan: PlanText,
+    cluster: ClusterText,
+    global_batch: GlobalBatch,
+    seq: Seq,
+    optimizer: OptimizerName = "adamw",
+    stack: StackName = "megatron-eager",
+    mfu_convention: Convention = "6n-nonembedding",
+    json_to: Json = None,
+) -> None:
+    """Price one optimizer step of one plan."""
+    from mosaic_opt.errors import MosaicError
+    from mosaic_opt.report import render_step, render_violations
+    from perfmodel.architecture import MfuConvention
+    from perfmodel.errors import IllegalPlanError
+    from perfmodel.step import estimate
+
+    conventions = [c.value for c in MfuConvention]
+    if mfu_convention not in conventions:
+        raise MosaicError(
+            f"--mfu-convention {mfu_convention!r} must be one of {', '.join(conventions)}."
+        )
+    architecture, layout, machines, batch = _case(
+        model, plan, cluster, global_batch, seq, optimizer
+    )
+    try:
+        result = estimate(
+            architecture,
+            layout,
+            machines,
+            batch,
+            stack=stack,
+            mfu_convention=MfuConvention(mfu_convention),
+        )
+    except IllegalPlanError as error:
+        broken = error.violations
+        _emit(lambda: render_violations(broken), lambda: _check_json(broken), json_to)
+        raise typer.Exit(EXIT_INFEASIBLE) from None
+    _emit(lambda: render_step(result), lambda: result.model_dump_json(indent=2), json_to)
+
+
+@app.command()
+def check(
+    model: Model,
+    plan: PlanText,
+    cluster: ClusterText,
+    global_batch: GlobalBatch,
+    seq: Seq,
+    optimizer: OptimizerName = "adamw",
+    json_to: Json = None,
+) -> None:
+    """Say whether a plan is legal, or name every rule that it breaks."""
+    from mosaic_opt.report import render_violations
+    from perfmodel.step import check as broken_rules
+
+    architecture, layout, machines, batch = _case(
+        model, plan, cluster, global_batch, seq, optimizer
+    )
+    violations = broken_rules(architecture, layout, machines, batch)
+    _emit(lambda: render_violations(violations), lambda: _check_json(violations), json_to)
+    if violations:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _check_json(violations: Any) -> str:
+    import json
+
+    document = {
+        "schema_version": 1,
+        "legal": not violations,
+        "violations": [v.model_dump(mode="json") for v in violations],
+    }
+    return json.dumps(document, indent=2)
+
+
+@app.command()
+def validate(
+    stack: StackName = "megatron-eager",
+    runs: Annotated[Path | None, typer.Option(help="CSV of measured runs of your own.")] = None,
+    json_to: Json = None,
+) -> None:
+    """Score the performance model on measured runs: in sample, and left out."""
+    from mosaic_opt.report import render_scoreboard
+    from perfmodel.validation.runs import layout_sweeps
+    from perfmodel.validation.scoreboard import validate as score
+
+    measured = layout_sweeps(runs) if runs is not None else None
+    with _Bar() as bar:
+        board = score(stack, measured, progress=bar.count)
+    _emit(lambda: render_scoreboard(board), lambda: board.model_dump_json(indent=2), json_to)
+
+
+@app.command()
+def examples(json_to: Json = None) -> None:
+    """List the example envelopes."""
+    import json
+
+    from rich.table import Table
+
+    from mosaic_opt.envelope import example as shipped
+    from mosaic_opt.envelope import examples as names
+
+    found = {name: shipped(name) for name in names()}
+
+    def page() -> RenderableType:
+        table = Table("name", "cluster", "days", "batch", "candidates", box=None, pad_edge=False)
+        for name, e in found.items():
+            table.add_row(
+                name,
+                f"{e.cluster.hardware}:{e.cluster.nodes}",
+                f"{e.window_days:g}",
+                f"{e.batch.global_batch} x {e.batch.seq_len}",
+                str(len(e.candidates.architectures())),
+            )
+        return table
+
+    def document() -> str:
+        listing = {name: e.model_dump(mode="json") for name, e in found.items()}
+        return json.dumps({"schema_version": 1, "examples": listing}, indent=2)
+
+    _emit(page, document, json_to)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of an envelope."""
+    import json
+
+    from mosaic_opt.envelope import json_schema
+
+    typer.echo(json.dumps(json_schema(), indent=2))
+
+
+class _Bar:
+    """A progress bar on stderr; nothing where stderr is not a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, state: Any) -> None:
+        """Show how many candidates are done and the best so far."""
+        best = "" if state.incumbent is None else f", best {state.incumbent.loss:.4f}"
+        self._show("search", f"candidates{best}", state.done, state.of)
+
+    def count(self, what: str, done: int, of: int) -> None:
+        """Show how far something countable is."""
+        self._show(what, what, done, of)
+
+    def _show(self, key: str, description: str, done: int, of: int) -> None:
+        if key not in self._tasks:
+            self._tasks[key] = self._progress.add_task(description, total=of)
+        self._progress.update(self._tasks[key], completed=done, total=of, description=description)
+
+
+# Every usage error derives from it; typer re-exports some of them and not the base.
+_USAGE_ERROR: type[Any] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+
+def main() -> None:
+    """Run the command line; every expected error is one sentence and exit code 2."""
+    from pydantic import ValidationError
+
+    from lawfit import LawError
+    from mosaic_opt.errors import MosaicError
+    from perfmodel.calibration.records import one_line
+    from perfmodel.errors import PerfmodelError
+
+    try:
+        sys.exit(app(standalone_mode=False))
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except ValidationError as error:
+        message = one_line(error)
+    except (MosaicError, PerfmodelError, LawError) as error:
+        message = str(error)
+    except _USAGE_ERROR as error:
+        message = error.format_message()
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

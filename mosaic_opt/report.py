@@ -1,0 +1,355 @@
+"""Results as pages of text: pure functions from values to rich renderables or strings."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mosaic_opt.result import Candidate, Solution
+    from perfmodel.rules import Violation
+    from perfmodel.step import StepEstimate
+    from perfmodel.validation.scoreboard import Scoreboard
+
+PAGE_WIDTH = 100
+
+
+def as_text(renderable: RenderableType, width: int = PAGE_WIDTH) -> str:
+    """Return a renderable as plain text."""
+    out = StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False).print(renderable)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def render_text(solution: Solution) -> str:
+    """Return the page of a solution as plain text."""
+    return as_text(render_solution(solution))
+
+
+def number(value: float) -> str:
+    """Write a large number with the suffix of its thousands: 14.52B, 1.42T."""
+    for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
+def _grid(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    return table
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def short_plan(candidate: Candidate) -> str:
+    """Write a plan without the degrees that are 1."""
+    return _short(str(candidate.plan))
+
+
+def _short(plan: str) -> str:
+    kept = [p for p in plan.split(",") if not (p.endswith("=1") and not p.startswith("mbs"))]
+    return " ".join(part.removeprefix("recompute=").replace("=", "") for part in kept)
+
+
+def render_candidates(candidates: Sequence[Candidate]) -> Table:
+    """Return candidates as a table, best first."""
+    table = _grid(
+        "candidate", "N_act", "N_tot", "S", "tokens", "TPP", "MFU", "GB", "loss", "+", "layout"
+    )
+    for c in candidates:
+        table.add_row(
+            f"{c.rank:>3} {c.name.removeprefix('ladder:')}",
+            number(c.n_active),
+            number(c.n_total),
+            f"{c.sparsity:.3f}",
+            number(c.tokens),
+            f"{c.tokens_per_parameter:.0f}",
+            f"{100 * c.mfu:.1f}%",
+            f"{c.memory_bytes / 1e9:.0f}",
+            f"{c.loss:.4f}",
+            f"{c.delta_loss:.4f}",
+            short_plan(c),
+        )
+    return table
+
+
+def render_breakdown(step: StepEstimate) -> Table:
+    """Return the parts of a step, largest first, with what each rests on."""
+    table = _grid("part of the step", "ms", "%", "rests on")
+    parts = sorted(step.breakdown_s.items(), key=lambda item: -item[1])
+    for name, seconds in parts:
+        share = seconds / step.step_time_s
+        if share < 0.0005:
+            continue
+        table.add_row(
+            name.replace("_", " "),
+            f"{1e3 * seconds:.1f}",
+            f"{100 * share:.1f}",
+            step.sources[name].value,
+        )
+    table.add_row(
+        "total", f"{1e3 * step.step_time_s:.1f}", "100", step.sources["step_time_s"].value
+    )
+    return table
+
+
+def _flag_lines(flags: Sequence[str], limit: int = 6) -> list[RenderableType]:
+    if not flags:
+        return []
+    lines: list[RenderableType] = [
+        Text(""),
+        Text(f"Outside what was measured ({len(flags)}):", style="bold"),
+    ]
+    lines += [Text(f"  - {flag}") for flag in flags[:limit]]
+    if len(flags) > limit:
+        lines.append(Text(f"  - and {len(flags) - limit} more, in the JSON"))
+    return lines
+
+
+def render_solution(solution: Solution) -> RenderableType:
+    """Return the page of a solution."""
+    counts = solution.counts
+    parts: list[RenderableType] = [
+        Text(f"{solution.name}: {solution.status.value.upper()}", style="bold"),
+    ]
+    best = solution.optimum
+    if best is None:
+        parts.append(Text(_why_nothing(solution)))
+    else:
+        a = best.architecture
+        parts.append(
+            _facts(
+                [
+                    (
+                        "architecture",
+                        f"{a['name']}  ({a['n_layers']} layers, width {a['d_model']}, "
+                        f"{a['n_experts']} experts, top {a['top_k']}, "
+                        f"split {a['expert_split']:g})"
+                        if a["expert_split"]
+                        else f"{a['name']}  ({a['n_layers']} layers, width {a['d_model']})",
+                    ),
+                    (
+                        "parameters",
+                        f"{number(float(str(a['n_active'])))} active, "
+                        f"{number(float(str(a['n_total'])))} total, sparsity "
+                        f"{float(str(a['sparsity'])):.3f}  ({a['parameter_convention']})",
+                    ),
+                    (
+                        "tokens",
+                        f"{number(best.tokens)}  ({best.tokens_per_parameter:.1f} a parameter; "
+                        f"set by the {best.token_rule_binding.replace('_', ' ')})",
+                    ),
+                    ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
+                    ("layout", str(best.plan)),
+                    (
+                        "step",
+                        f"{best.step_time_s:.3f} s, MFU {100 * best.mfu:.2f}% "
+                        f"({best.mfu_convention})  [{best.step.sources['mfu'].value}]",
+                    ),
+                    (
+                        "memory",
+                        f"{best.memory_bytes / 1e9:.1f} GB of "
+                        f"{best.step.device_memory_bytes / 1e9:.0f} GB on the fullest device "
+                        f"(stage {best.step.heaviest_stage})  "
+                        f"[{best.step.sources['memory_bytes'].value}]",
+                    ),
+                    ("learning rate", f"{best.learning_rate:.2e}  (peak, rule (17))"),
+                ]
+            )
+        )
+        parts += [Text(""), render_breakdown(best.step)]
+        tolerance = solution.near_tie_rule.loss_tolerance or 0.0
+        parts += [
+            Text(""),
+            Text(
+                "Not distinguishable from the optimum: "
+                f"{len(solution.near_ties)} candidates within "
+                f"{tolerance:.4f} nats, which is what an error of "
+                f"{100 * solution.near_tie_rule.mfu_error:g}% in MFU moves.",
+                style="bold",
+            ),
+            render_candidates(solution.near_ties),
+        ]
+    parts.append(Text(""))
+    parts.append(
+        Text(
+            f"Searched {counts.architectures:,} architectures x {counts.layouts:,} layouts = "
+            f"{counts.plans:,} pairs: {counts.priced:,} priced (of which {counts.over_memory:,} do "
+            f"not fit and {counts.refused:,} lie beyond a measured range), "
+            f"{counts.infeasible:,} break a rule, {counts.discarded:,} discarded by a bound, "
+            f"{counts.unexamined:,} not reached. {counts.feasible_architectures:,} architectures "
+            "are feasible."
+        )
+    )
+    parts.append(Text(_certificate_line(solution)))
+    if best is not None:
+        parts += _flag_lines(best.flags)
+    provenance = solution.provenance
+    parts += [
+        Text(""),
+        Text(
+            f"Rests on hardware pack {provenance['hardware']['name']} "
+            f"({provenance['hardware']['sha256'][:12]}), stack {provenance['stack']['name']} "
+            f"({provenance['stack']['sha256'][:12]}), law: {provenance['law']['source']}"
+        ),
+    ]
+    return Group(*parts)
+
+
+def _certificate_line(solution: Solution) -> str:
+    bounds = solution.bounds
+    if solution.certificate.certified and bounds.primal is not None:
+        return (
+            f"Certified, of the model: loss {bounds.primal:.6f}, bound {bounds.dual:.6f}, gap 0; "
+            f"{len(solution.certificate.checks)} checks passed."
+        )
+    if solution.certificate.certified:
+        return f"Certified, of the model: {len(solution.certificate.checks)} checks passed."
+    failed = ", ".join(c.name for c in solution.certificate.checks if not c.passed)
+    gap = "" if bounds.gap is None else f" Bound {bounds.dual:.6f}, gap {bounds.gap:.6f} nats."
+    return f"Not certified ({solution.termination}): {failed}.{gap}"
+
+
+def _why_nothing(solution: Solution) -> str:
+    if not solution.rejected:
+        return "No candidate is in the space, or none was reached."
+    reasons: dict[str, list[str]] = {}
+    for item in solution.rejected:
+        reasons.setdefault(item.reason, []).append(f"{item.name}: {item.detail}")
+    lines = ["No candidate is feasible:"]
+    for reason, details in reasons.items():
+        lines.append(f"  {reason.replace('_', ' ')} ({len(details)}), for example {details[0]}.")
+    return "\n".join(lines)
+
+
+def render_step(step: StepEstimate) -> RenderableType:
+    """Return the page of one plan's step."""
+    fits = "fits" if step.fits else "DOES NOT FIT"
+    stages = ", ".join(f"{b / 1e9:.1f}" for b in step.memory_by_stage_bytes[:16])
+    more = " ..." if len(step.memory_by_stage_bytes) > 16 else ""
+    buckets = step.memory_buckets_bytes[step.heaviest_stage]
+    return Group(
+        _facts(
+            [
+                ("architecture", str(step.architecture["name"])),
+                ("layout", str(step.plan)),
+                ("on", f"{step.hardware}, stack {step.stack}"),
+                ("step", f"{step.step_time_s:.4f} s  [{step.sources['step_time_s'].value}]"),
+                (
+                    "MFU",
+                    f"{100 * step.mfu:.2f}%  ({step.mfu_convention.value}), "
+                    f"{step.tflops_per_device:.1f} TFLOP/s a device",
+                ),
+                (
+                    "tokens/s",
+                    f"{step.tokens_per_s:,.0f} ({step.tokens_per_s_per_device:,.0f} each)",
+                ),
+                (
+                    "memory",
+                    f"{step.memory_bytes / 1e9:.1f} GB of {step.device_memory_bytes / 1e9:.0f} GB: "
+                    f"{fits}  [{step.sources['memory_bytes'].value}]",
+                ),
+                ("by stage", f"{stages}{more} GB"),
+                (
+                    f"stage {step.heaviest_stage}",
+                    ", ".join(f"{name} {value / 1e9:.1f}" for name, value in buckets.items())
+                    + " GB",
+                ),
+            ]
+        ),
+        Text(""),
+        render_breakdown(step),
+        *_flag_lines(step.flags, limit=12),
+    )
+
+
+def render_violations(violations: Sequence[Violation]) -> RenderableType:
+    """Return the answer of a check."""
+    if not violations:
+        return Text("legal")
+    lines = [Text(f"illegal: {len(violations)} broken", style="bold")]
+    lines += [Text(f"  {v.rule}: {v.message}") for v in violations]
+    return Group(*lines)
+
+
+def render_scoreboard(board: Scoreboard) -> RenderableType:
+    """Return the scoreboard."""
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.2f}"
+
+    overall = board.overall
+    sweeps = _grid("sweep", "rows", "MAPE %", "bias %", "Spearman", "ScalePlan MAPE %")
+    for sweep in board.sweeps:
+        sweeps.add_row(
+            sweep.name,
+            str(sweep.rows),
+            percent(sweep.mape),
+            percent(sweep.bias),
+            f"{sweep.spearman:.3f}",
+            percent(sweep.peer_mape),
+        )
+    constants = _grid("constant", "value", "5%", "95%", "unit")
+    for name, constant in board.constants.items():
+        constants.add_row(
+            name,
+            f"{constant.value:.4g}",
+            f"{constant.low:.4g}",
+            f"{constant.high:.4g}",
+            constant.unit,
+        )
+    rows = _grid("row", "measured %", "predicted %", "error %", "row out", "sweep out")
+    for row in board.rows:
+        rows.add_row(
+            f"{row.sweep} {_short(row.plan)}",
+            percent(row.measured_mfu),
+            percent(row.predicted_mfu),
+            percent(row.error),
+            percent(row.error_leave_one_out),
+            percent(row.error_leave_one_sweep_out),
+        )
+    table5 = _grid("Table 5, in no fit", *(f"ID {i}" for i in range(1, 5)), "mean abs. error")
+    table5.add_row("measured ratio", *(f"{x:.2f}" for x in board.table5.measured), "")
+    for mode, ratios in board.table5.predicted.items():
+        table5.add_row(
+            f"predicted, recompute {mode}",
+            *(f"{x:.3f}" for x in ratios),
+            f"{board.table5.mean_absolute_error[mode]:.4f}",
+        )
+    table5.add_row(
+        "the paper's prediction", *[""] * 4, f"{board.table5.paper_mean_absolute_error:.4f}"
+    )
+    peer = "" if overall.peer_mape is None else f"; ScalePlan {percent(overall.peer_mape)}%"
+    return Group(
+        Text(f"{board.stack} on {board.hardware}: {overall.rows} measured runs", style="bold"),
+        Text(
+            f"MAPE on MFU: {percent(overall.mape_in_sample)}% in sample, "
+            f"{percent(overall.mape_leave_one_out)}% leaving one row out, "
+            f"{percent(overall.mape_leave_one_sweep_out)}% leaving one sweep out{peer}"
+        ),
+        Text(""),
+        sweeps,
+        Text(""),
+        constants,
+        Text(""),
+        rows,
+        Text(""),
+        table5,
+        Text(""),
+        Text(f"Constants: {board.source}."),
+    )

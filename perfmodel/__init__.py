@@ -1,0 +1,96 @@
+"""What a training step of a transformer costs: time, memory, FLOPs, and what each rests on.
+
+>>> from perfmodel import Batch, Cluster, Plan, estimate, ladder
+>>> step = estimate(
+...     ladder(q=12, n_experts=96, top_k=2, expert_split=4),
+...     Plan.parse("ep=8,pp=8,mbs=4", world=256),
+...     Cluster.parse("p6-b200:32"),
+...     Batch(global_batch=1024, seq_len=2048),
+... )
+
+Names are loaded when they are first used, so that importing the package loads no compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
+    from perfmodel.calibration.packs import HardwarePack, load_pack
+    from perfmodel.calibration.records import PackError
+    from perfmodel.calibration.stacks import StackProfile, load_stack
+    from perfmodel.cluster import Batch, Cluster, Optimizer
+    from perfmodel.errors import IllegalPlanError, PerfmodelError
+    from perfmodel.ladder import ladder, parse_ladder
+    from perfmodel.plan import Plan, PlanSpace, Recompute
+    from perfmodel.rules import RULES, Violation
+    from perfmodel.sources import Source
+    from perfmodel.step import StepEstimate, check, estimate
+
+_HOMES = {
+    "RULES": "rules",
+    "Architecture": "architecture",
+    "Batch": "cluster",
+    "Cluster": "cluster",
+    "HardwarePack": "calibration.packs",
+    "IllegalPlanError": "errors",
+    "MfuConvention": "architecture",
+    "Optimizer": "cluster",
+    "PackError": "calibration.records",
+    "ParameterConvention": "architecture",
+    "PerfmodelError": "errors",
+    "Plan": "plan",
+    "PlanSpace": "plan",
+    "Recompute": "plan",
+    "Source": "sources",
+    "StackProfile": "calibration.stacks",
+    "StepEstimate": "step",
+    "Violation": "rules",
+    "check": "step",
+    "estimate": "step",
+    "ladder": "ladder",
+    "load_pack": "calibration.packs",
+    "load_stack": "calibration.stacks",
+    "parse_ladder": "ladder",
+}
+
+__all__ = [
+    "RULES",
+    "Architecture",
+    "Batch",
+    "Cluster",
+    "HardwarePack",
+    "IllegalPlanError",
+    "MfuConvention",
+    "Optimizer",
+    "PackError",
+    "ParameterConvention",
+    "PerfmodelError",
+    "Plan",
+    "PlanSpace",
+    "Recompute",
+    "Source",
+    "StackProfile",
+    "StepEstimate",
+    "Violation",
+    "check",
+    "estimate",
+    "ladder",
+    "load_pack",
+    "load_stack",
+    "parse_ladder",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
