@@ -33,11 +33,8 @@ docs: $(VENV)/.docs  ## build docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-bench: $(VENV)/.test  ## run every benchmarks/bench_*.py
-	@set -e; for script in benchmarks/bench_*.py; do \
-	    test -f "$$script" || { echo "there is no benchmarks/bench_*.py to run"; exit 1; }; \
-	    echo "== $$script"; $(BIN)/python "$$script"; \
-	done
+bench: $(VENV)/.core  ## print the speed of this machine
+	$(BIN)/python benchmarks/speed.py
 
 clean:  ## remove the environment, the caches and what was built
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis \

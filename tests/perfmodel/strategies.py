@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from math import inf
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from perfmodel.architecture import Architecture
@@ -243,3 +248,27 @@ def ideal_stack(**changes: float) -> Stack:
     """Build a stack whose host takes no time, with some constants changed."""
     fields = dict.fromkeys(Stack._fields, 0.0) | {"optimizer_matmul_eff": inf} | changes
     return Stack(**fields)
+
+
+# ---------------------------------------------------------------- effort, without a clock
+
+
+@contextmanager
+def few_steps(limit: int = 100_000) -> Iterator[None]:
+    """Fail, and come back, where the block executes more lines than `limit`."""
+    left = limit
+
+    def count(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            pytest.fail(f"more than {limit} lines were executed")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
