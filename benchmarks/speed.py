@@ -77,8 +77,8 @@ def main() -> None:
         seconds = timed(lambda b=backend: solutions.append(solve(envelope, backend=b)))
         counts = solutions[-1].counts
         print(
-            f"table3, {workers} worker(s), warm  {seconds:8.2f} s   {counts.priced:,} pairs priced, "
-            f"{counts.priced / seconds:,.0f} pairs/s"
+            f"table3, {workers} worker(s), warm  {seconds:8.2f} s   "
+            f"{counts.priced:,} pairs priced, {counts.priced / seconds:,.0f} pairs/s"
         )
         warm = seconds
     answers = {s.to_json() for s in solutions}

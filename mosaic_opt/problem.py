@@ -48,8 +48,9 @@ class Counts(NamedTuple):
 class Outcome:
     """What the lower level found for one candidate.
 
-    ``row`` is the best layout's row in the problem's table, or -1; ``reason`` and ``detail`` say
-    why there is none, and what the smallest help would be.
+    ``row`` is the best layout's row in the problem's table, or -1. Then ``reason`` and ``detail``
+    say why, and ``shortfall`` what the smallest help would be: bytes a device (reason "memory") or
+    days ("tokens"); NaN where no number says it.
     """
 
     index: int
@@ -61,6 +62,7 @@ class Outcome:
     binding: str
     reason: str
     detail: str
+    shortfall: float
     counts: Counts
 
     @property
@@ -219,7 +221,7 @@ class Problem:
         best = int(np.argmin(np.where(allowed, step_s, np.inf)))  # the first of equals
         budget = self.tokens(index, float(step_s[best]))
         if np.isnan(budget.tokens):
-            return self._without_tokens(index, counts, budget, float(memory[best]))
+            return self._without_tokens(index, counts, budget)
         return Outcome(
             index=index,
             row=int(rows[best]),
@@ -230,6 +232,7 @@ class Problem:
             binding=budget.binding,
             reason="",
             detail="",
+            shortfall=float("nan"),
             counts=counts,
         )
 
@@ -241,6 +244,7 @@ class Problem:
         fits: NDArray[np.bool_],
     ) -> Outcome:
         cap = self.envelope.memory_cap_bytes
+        short = float("nan")
         if not len(memory):
             reason, detail = "no_legal_layout", self._why_illegal(index)
         elif not fits.any():
@@ -257,7 +261,7 @@ class Problem:
                 f"{self.largest_all_to_all:g} ranks, which nobody measured; "
                 "extrapolation: flag would admit it"
             )
-        return self._failed(index, counts, reason, detail)
+        return self._failed(index, counts, reason, detail, short)
 
     def _why_illegal(self, index: int) -> str:
         """Name the rules that a candidate breaks in every layout of the space."""
@@ -278,9 +282,7 @@ class Problem:
                 broken.setdefault(violation.rule, violation.message)
         return " ".join(broken.values())
 
-    def _without_tokens(
-        self, index: int, counts: Counts, budget: Tokens, memory_bytes: float
-    ) -> Outcome:
+    def _without_tokens(self, index: int, counts: Counts, budget: Tokens) -> Outcome:
         rule, n_active = self.envelope.tokens, float(self.n_active(index))
         least = (
             min(rule.tokens_per_parameter)
@@ -288,21 +290,20 @@ class Problem:
             else rule.min_tokens_per_parameter or 0.0
         )
         reached = budget.available / n_active
-        days = self.envelope.window_days * least / reached
+        more_days = self.envelope.window_days * (least / reached - 1.0)
         detail = (
-            f"its best layout sees {reached:.1f} tokens per parameter in the window, of at least "
-            f"{least:g}: {days - self.envelope.window_days:.1f} more days would do"
+            f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
+            f"{least:g}: {more_days:.2g} more days would do"
         )
         if rule.max_tokens is not None and rule.max_tokens < least * n_active:
             detail = (
                 f"max_tokens={rule.max_tokens:g} is less than the {least * n_active:.4g} tokens "
                 f"that {least:g} tokens per parameter ask for"
             )
-        return self._failed(index, counts, "tokens", detail, memory_bytes)
+            more_days = float("nan")
+        return self._failed(index, counts, "tokens", detail, more_days)
 
     @staticmethod
-    def _failed(
-        index: int, counts: Counts, reason: str, detail: str, memory_bytes: float = float("nan")
-    ) -> Outcome:
+    def _failed(index: int, counts: Counts, reason: str, detail: str, shortfall: float) -> Outcome:
         nan = float("nan")
-        return Outcome(index, -1, nan, memory_bytes, nan, nan, "", reason, detail, counts)
+        return Outcome(index, -1, nan, nan, nan, nan, "", reason, detail, shortfall, counts)

@@ -12,7 +12,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mosaic_opt.result import Candidate, Solution
+    from mosaic_opt.result import Candidate, Rejected, Solution
     from perfmodel.rules import Violation
     from perfmodel.step import StepEstimate
     from perfmodel.validation.scoreboard import Scoreboard
@@ -129,7 +129,7 @@ def render_solution(solution: Solution) -> RenderableType:
     ]
     best = solution.optimum
     if best is None:
-        parts.append(Text(_why_nothing(solution)))
+        parts.append(Text("No candidate is feasible." if solution.rejected else "No candidate."))
     else:
         a = best.architecture
         parts.append(
@@ -196,6 +196,7 @@ def render_solution(solution: Solution) -> RenderableType:
             "are feasible."
         )
     )
+    parts += _rejections(solution)
     parts.append(Text(_certificate_line(solution)))
     if best is not None:
         parts += _flag_lines(best.flags)
@@ -225,16 +226,21 @@ def _certificate_line(solution: Solution) -> str:
     return f"Not certified ({solution.termination}): {failed}.{gap}"
 
 
-def _why_nothing(solution: Solution) -> str:
-    if not solution.rejected:
-        return "No candidate is in the space, or none was reached."
-    reasons: dict[str, list[str]] = {}
+def _rejections(solution: Solution) -> list[RenderableType]:
+    """Return a line for each reason: how many candidates, and the one that misses by least."""
+    groups: dict[str, list[Rejected]] = {}
     for item in solution.rejected:
-        reasons.setdefault(item.reason, []).append(f"{item.name}: {item.detail}")
-    lines = ["No candidate is feasible:"]
-    for reason, details in reasons.items():
-        lines.append(f"  {reason.replace('_', ' ')} ({len(details)}), for example {details[0]}.")
-    return "\n".join(lines)
+        groups.setdefault(item.reason, []).append(item)
+    lines: list[RenderableType] = []
+    for reason, items in groups.items():
+        nearest = min(items, key=lambda r: (r.shortfall is None, r.shortfall or 0.0))
+        lines.append(
+            Text(
+                f"Rejected for {reason.replace('_', ' ')}: {len(items)}; nearest to fit: "
+                f"{nearest.name}, {nearest.detail}."
+            )
+        )
+    return lines
 
 
 def render_step(step: StepEstimate) -> RenderableType:

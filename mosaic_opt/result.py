@@ -63,11 +63,16 @@ class Candidate(_Frozen):
 
 
 class Rejected(_Frozen):
-    """A candidate that has no layout or no token budget, and the smallest thing that would help."""
+    """A candidate that has no layout or no token budget, and the smallest thing that would help.
+
+    ``shortfall`` is what is missing: bytes on every device for the reason "memory", days of window
+    for "tokens"; None where no number says it.
+    """
 
     name: str
     reason: str
     detail: str
+    shortfall: float | None
 
 
 class Optimum(_Frozen):

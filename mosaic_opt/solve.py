@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
+from math import isnan
 
 from lawfit import peak_learning_rate
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
@@ -88,7 +89,12 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
         rejected=tuple(
-            Rejected(name=problem.architectures[o.index].name, reason=o.reason, detail=o.detail)
+            Rejected(
+                name=problem.architectures[o.index].name,
+                reason=o.reason,
+                detail=o.detail,
+                shortfall=None if isnan(o.shortfall) else o.shortfall,
+            )
             for o in report.outcomes
             if not o.feasible
         ),

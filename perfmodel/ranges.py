@@ -5,55 +5,95 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfmodel.calibration.packs import RangeFlag
+from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import kv_heads_per_rank, rows_per_expert
+from perfmodel.memory import stage_dense_parameters, stage_expert_parameters
 
 if TYPE_CHECKING:
     from perfmodel.step import StepModel
 
 
-def queries(model: StepModel) -> list[tuple[str, dict[str, float]]]:
+Queries = list[tuple[str, dict[str, float]]]
+
+
+def queries(model: StepModel) -> Queries:
     """Return every surface that a step asks, with the sizes that it asks for.
 
-    The volumes and shapes are those of the forward pass; the backward pass asks for the same
-    sizes in another order.
+    Shapes and volumes are those of the forward pass; the backward pass asks for the same sizes
+    in another order.
     """
+    a, p = model.architecture.dims, model.dims
+    asked = _attention(model) + _groups(model)
+    tokens = p.micro_batch * float(model.batch.seq_len) / p.cp
+    asked.append(("head", {"tokens": tokens, "d_model": a.d_model, "vocab": a.vocab_size / p.tp}))
+    local = tokens / p.tp
+    asked.append(("elementwise", {"traffic_bytes": 2.0 * BF16_BYTES * local * a.d_model}))
+    widths = {a.d_ff if a.first_k_dense > 0.0 else 0.0, a.d_shared if a.n_experts > 0.0 else 0.0}
+    for width in sorted(widths - {0.0}):
+        asked += _block("gemm", {"m": tokens}, a.d_model, width / p.tp, a.ffn_matrices)
+    if a.n_experts > 0.0:
+        rows = rows_per_expert(a, tokens, p.tp, p.etp, p.ep)
+        fixed = {"n_gemms": a.n_experts / p.ep, "rows": rows}
+        for way in ("forward", "backward"):
+            asked += _block(f"grouped_{way}", fixed, a.d_model, a.d_expert / p.etp, a.ffn_matrices)
+        asked.append(("topk", {"tokens": local, "n_experts": a.n_experts}))
+    return asked
+
+
+def _block(
+    surface: str, fixed: dict[str, float], d_model: float, width: float, matrices: float
+) -> Queries:
+    """Return the two products of a feed-forward block."""
+    up = (matrices - 1.0) * width
+    return [
+        (surface, fixed | {"n": up, "k": d_model}),
+        (surface, fixed | {"n": d_model, "k": width}),
+    ]
+
+
+def _attention(model: StepModel) -> Queries:
     a, p = model.architecture.dims, model.dims
     seq_len = float(model.batch.seq_len)
     tokens = p.micro_batch * seq_len / p.cp
-    local = tokens / p.tp
     heads = a.n_heads / p.tp
     qkv = (heads + 2.0 * kv_heads_per_rank(a, p.tp)) * a.head_dim
-    asked = [
-        ("gemm", {"m": tokens, "n": qkv, "k": a.d_model}),
-        ("gemm", {"m": tokens, "n": a.d_model, "k": heads * a.head_dim}),
-        ("head", {"tokens": tokens, "d_model": a.d_model, "vocab": a.vocab_size / p.tp}),
-    ]
-    attention = {
+    core = {
         "sequences": p.micro_batch,
         "heads": heads,
         "seq_len": seq_len,
         "head_dim": a.head_dim,
     }
-    asked += [(f"attention_{way}", attention) for way in ("forward", "backward")]
-    if a.n_experts > 0.0:
-        rows = rows_per_expert(a, tokens, p.tp, p.etp, p.ep)
-        width = a.d_expert / p.etp
-        up = (a.ffn_matrices - 1.0) * width
-        n_gemms = a.n_experts / p.ep
-        for way in ("forward", "backward"):
-            for n, k in ((up, a.d_model), (a.d_model, width)):
-                shape = {"n_gemms": n_gemms, "rows": rows, "n": n, "k": k}
-                asked.append((f"grouped_{way}", shape))
-        asked.append(("topk", {"tokens": local, "n_experts": a.n_experts}))
-        if p.ep > 1.0:
-            asked.append(
-                ("all_to_all", {"size": p.ep, "volume": 2.0 * local * a.top_k * a.d_model})
-            )
-    ranks = p.dp * p.cp
-    edp = p.tp * ranks / (p.etp * p.ep)
-    for group in (ranks, edp if a.n_experts > 0.0 else 1.0):
-        if group > 1.0:
-            asked += [(name, {"size": group}) for name in ("reduce_scatter", "all_gather")]
+    return [
+        ("gemm", {"m": tokens, "n": qkv, "k": a.d_model}),
+        ("gemm", {"m": tokens, "n": a.d_model, "k": heads * a.head_dim}),
+        ("attention_forward", core),
+        ("attention_backward", core),
+    ]
+
+
+def _groups(model: StepModel) -> Queries:
+    """Return what the groups of the two meshes exchange."""
+    a, p = model.architecture.dims, model.dims
+    local = p.micro_batch * float(model.batch.seq_len) / p.cp / p.tp
+    hidden = BF16_BYTES * a.d_model
+    last = p.pp - 1.0
+    dense = stage_dense_parameters(a, p, last)
+    expert = stage_expert_parameters(a, p, last)
+    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    asked: Queries = []
+    if a.n_experts > 0.0 and p.ep > 1.0:
+        volume = local * a.top_k * hidden
+        asked.append(("all_to_all", {"size": p.ep, "stride": p.etp, "volume": volume}))
+    rings = [
+        (p.tp, 1.0, local * p.tp * hidden, local * p.tp * hidden),
+        (p.dp * p.cp, p.tp, FP32_BYTES * dense, BF16_BYTES * dense),
+        (edp, p.etp * p.ep, FP32_BYTES * expert, BF16_BYTES * expert),
+    ]
+    for size, stride, scattered, gathered in rings:
+        if size > 1.0 and scattered > 0.0:
+            group = {"size": size, "stride": stride}
+            asked.append(("reduce_scatter", group | {"volume": scattered}))
+            asked.append(("all_gather", group | {"volume": gathered}))
     return asked
 
 

@@ -132,7 +132,9 @@ def fit_constants(
 
 def errors(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
     """Relative error of the predicted MFU of every run [-]."""
-    return predict(runs, base, constants) / np.array([run.measured for run in runs]) - 1.0
+    measured: Vector = np.array([run.measured for run in runs])
+    relative: Vector = predict(runs, base, constants) / measured - 1.0
+    return relative
 
 
 def held_out_errors(
