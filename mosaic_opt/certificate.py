@@ -9,9 +9,8 @@ from __future__ import annotations
 from math import isclose, isfinite, isinf
 from typing import Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from mosaic_opt.problem import Outcome, Problem
+from perfmodel.frozen import Frozen
 
 RELATIVE_TOLERANCE = 1e-9
 
@@ -40,20 +39,16 @@ class Claims(Protocol):
         """Pairs that a bound ruled out."""
 
 
-class Check(BaseModel):
+class Check(Frozen):
     """One thing that was checked."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     passed: bool
     detail: str
 
 
-class Certificate(BaseModel):
+class Certificate(Frozen):
     """What the checks found; ``certified`` if all of them passed and nothing is left open."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     certified: bool
     checks: tuple[Check, ...]

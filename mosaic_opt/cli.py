@@ -81,7 +81,8 @@ def _case(
 def _validated(kind: type[Any], content: Any) -> Any:
     from pydantic import ValidationError
 
-    from mosaic_opt.errors import MosaicError, explain
+    from mosaic_opt.errors import MosaicError
+    from perfmodel.frozen import explain
 
     try:
         return kind.model_validate(content)
@@ -333,8 +334,8 @@ def main() -> None:
 
     from lawfit import LawError
     from mosaic_opt.errors import MosaicError
-    from perfmodel.calibration.records import one_line
     from perfmodel.errors import PerfmodelError
+    from perfmodel.frozen import explain
 
     try:
         sys.exit(app(standalone_mode=False))
@@ -342,7 +343,7 @@ def main() -> None:
         typer.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except ValidationError as error:
-        message = one_line(error)
+        message = f"{explain(error)}."
     except (MosaicError, PerfmodelError, LawError) as error:
         message = str(error)
     except _USAGE_ERROR as error:

@@ -13,19 +13,18 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 
 from lawfit import AnyLaw, LawError, load_law
-from mosaic_opt.errors import EnvelopeError, explain
+from mosaic_opt.errors import EnvelopeError
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import Frozen, explain
 from perfmodel.ladder import GPT2_VOCABULARY, ladder
 from perfmodel.plan import PlanSpace
 
@@ -33,15 +32,11 @@ SECONDS_PER_DAY = 86400.0
 MAX_CANDIDATES = 1_000_000
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 Rung = Annotated[int, Field(ge=1, le=4096, strict=True)]
 Experts = Annotated[int, Field(ge=1, le=65536, strict=True)]
 
 
-class LadderSpace(_Frozen):
+class LadderSpace(Frozen):
     """A grid over the ladder of arXiv 2608.10605: every (q, E, K, G) with K at most E.
 
     ``min_sparsity`` and ``max_sparsity`` bound S = 1 - N_act / N_tot, the guard that keeps the
@@ -69,7 +64,7 @@ class LadderSpace(_Frozen):
         return tuple(m for m in models if self.min_sparsity <= m.sparsity <= self.max_sparsity)
 
 
-class ExplicitSpace(_Frozen):
+class ExplicitSpace(Frozen):
     """Architectures listed one by one."""
 
     kind: Literal["explicit"]
@@ -88,7 +83,7 @@ class ExplicitSpace(_Frozen):
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class TokenRule(_Frozen):
+class TokenRule(Frozen):
     """How many tokens a candidate trains on, of those that the window allows.
 
     ``saturate`` takes all of them (D* of equation (25)), cut by the caps. ``grid`` takes the
@@ -128,7 +123,7 @@ def _cluster(value: Any) -> Any:
     return Cluster.parse(value) if isinstance(value, str) else value
 
 
-class Envelope(_Frozen):
+class Envelope(Frozen):
     """A cluster, a window, and what may be chosen within them.
 
     Attributes

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
-
 
 class MosaicError(ValueError):
     """An input that cannot be, explained in one sentence."""
@@ -14,40 +9,3 @@ class MosaicError(ValueError):
 
 class EnvelopeError(MosaicError):
     """An envelope that cannot be read or is not valid."""
-
-
-def _names_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    """Names of the fields of the model that ``path`` leads to, as far as it can be followed."""
-    current: Any = model
-    for part in path:
-        field = getattr(current, "model_fields", {}).get(part)
-        if field is None:
-            continue
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        current = next((option for option in options if hasattr(option, "model_fields")), None)
-    return list(getattr(current, "model_fields", {}))
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Return pydantic's first complaint as a clause: key, value, rule, nearest legal name."""
-    first, *more = error.errors(include_url=False)
-    *path, last = first["loc"] or ("",)
-    where = ".".join(str(part) for part in (*path, last) if part != "")
-    value = first["input"]
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    if first["type"] == "extra_forbidden":
-        known = _names_at(model, tuple(path))
-        close = get_close_matches(str(last), known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; it takes {', '.join(known)}"
-        text = f"{where} is not a field{hint if known else ''}"
-    elif first["type"] == "missing":
-        text = f"{where} is missing"
-    elif first["type"] == "value_error":
-        text = f"{where}: {message}" if where else message
-    else:
-        shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
-        rule = message[:1].lower() + message[1:]
-        text = f"{where}={shown if len(shown) <= 60 else shown[:57] + '...'}: {rule}"
-    if more:
-        text += f" (and {len(more)} more)"
-    return text

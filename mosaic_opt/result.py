@@ -6,19 +6,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from mosaic_opt.certificate import Certificate
-from mosaic_opt.errors import MosaicError, explain
+from mosaic_opt.errors import MosaicError
+from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
 from perfmodel.step import StepEstimate
 
 SCHEMA_VERSION = 1
 
 
-class _Frozen(BaseModel):
+class _Finite(Frozen):
     # NaN and infinities have no JSON; what is unknown is None.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Status(StrEnum):
@@ -30,7 +31,7 @@ class Status(StrEnum):
     UNKNOWN = "unknown"  # stopped before anything feasible was found
 
 
-class Bounds(_Frozen):
+class Bounds(_Finite):
     """Loss of the incumbent, a bound below every candidate, and their difference [nats/token]."""
 
     primal: float | None
@@ -38,7 +39,7 @@ class Bounds(_Frozen):
     gap: float | None
 
 
-class Candidate(_Frozen):
+class Candidate(_Finite):
     """A candidate with its best layout.
 
     ``delta_loss`` is its loss over that of the optimum [nats/token]; ``binding`` says what sets
@@ -62,7 +63,7 @@ class Candidate(_Frozen):
     memory_bytes: float
 
 
-class Rejected(_Frozen):
+class Rejected(_Finite):
     """A candidate that has no layout or no token budget, and the smallest thing that would help.
 
     ``shortfall`` is what is missing: bytes on every device for the reason "memory", days of window
@@ -75,7 +76,7 @@ class Rejected(_Frozen):
     shortfall: float | None
 
 
-class Optimum(_Frozen):
+class Optimum(_Finite):
     """The chosen architecture, token budget and layout.
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
@@ -100,7 +101,7 @@ class Optimum(_Frozen):
     flags: tuple[str, ...]
 
 
-class Tally(_Frozen):
+class Tally(_Finite):
     """How many candidates and (architecture, layout) pairs the search went through.
 
     ``priced + infeasible + discarded + unexamined = plans``: a pair is priced, breaks a rule, is
@@ -120,14 +121,14 @@ class Tally(_Frozen):
     feasible_architectures: int
 
 
-class NearTieRule(_Frozen):
+class NearTieRule(_Finite):
     """How close a candidate must be to be indistinguishable from the optimum."""
 
     mfu_error: float
     loss_tolerance: float | None
 
 
-class Solution(_Frozen):
+class Solution(_Finite):
     """The answer to an envelope.
 
     Attributes

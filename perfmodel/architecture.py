@@ -13,7 +13,10 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from perfmodel._integers import nearest_divisor
+from perfmodel.frozen import Frozen
 
 
 class ParameterConvention(StrEnum):
@@ -69,7 +72,7 @@ Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
 Optional0 = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
 
 
-class Architecture(BaseModel):
+class Architecture(Frozen):
     """A transformer's dimensions.
 
     Raises
@@ -79,7 +82,7 @@ class Architecture(BaseModel):
         other (``top_k`` above ``n_experts``, experts without a width).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     name: str = "custom"
     n_layers: Size
@@ -100,10 +103,9 @@ class Architecture(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.n_kv_heads > self.n_heads or self.n_heads % self.n_kv_heads:
-            near = [k for k in range(1, self.n_heads + 1) if self.n_heads % k == 0]
-            best = min(near, key=lambda k: abs(k - self.n_kv_heads))
             raise ValueError(
-                f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}; nearest: {best}"
+                f"n_kv_heads={self.n_kv_heads} must divide n_heads={self.n_heads}; nearest: "
+                f"{nearest_divisor(self.n_heads, self.n_kv_heads)}"
             )
         if self.n_experts:
             if not 1 <= self.top_k <= self.n_experts:

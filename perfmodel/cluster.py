@@ -7,10 +7,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from perfmodel.calibration.packs import HardwarePack, load_pack
 from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.memory import OptimizerDims
 
@@ -19,7 +20,7 @@ Nodes = Annotated[int, Field(ge=1, le=MAX_NODES, strict=True)]
 Count = Annotated[int, Field(ge=1, le=2**30, strict=True)]
 
 
-class Cluster(BaseModel):
+class Cluster(Frozen):
     """A number of nodes of one kind.
 
     Attributes
@@ -31,8 +32,6 @@ class Cluster(BaseModel):
     memory_bytes : float, optional
         Memory of one device [B], in place of the pack's (GB = 1e9 B).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     hardware: str
     nodes: Nodes
@@ -96,7 +95,7 @@ class Optimizer(StrEnum):
         return OptimizerDims(state_bytes=8.0, traffic_bytes=22.0, matrix_iterations=5.0)
 
 
-class Batch(BaseModel):
+class Batch(Frozen):
     """What one optimizer step works on.
 
     Attributes
@@ -108,8 +107,6 @@ class Batch(BaseModel):
     optimizer : Optimizer
         AdamW unless given.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     global_batch: Count
     seq_len: Count

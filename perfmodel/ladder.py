@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from math import gcd
 
+from perfmodel._integers import nearest_divisor
 from perfmodel.architecture import Architecture
 from perfmodel.errors import PerfmodelError
 
@@ -44,8 +45,7 @@ def ladder(
     d_model = n_heads * HEAD_DIM
     d_ff = 5 * d_model // 2
     if d_ff % expert_split:
-        divisors = (g for g in range(1, d_ff + 1) if d_ff % g == 0)
-        near = min(divisors, key=lambda g: abs(g - expert_split))
+        near = nearest_divisor(d_ff, expert_split)
         raise PerfmodelError(f"G={expert_split} must divide d_ff={d_ff}; nearest: {near}.")
     width = d_ff // expert_split
     return Architecture(

@@ -12,15 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
-from math import isqrt
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
+from pydantic import AfterValidator, Field, StrictInt
 
+from perfmodel._integers import divisors
 from perfmodel.constraints import Constraint, Quotient, compile_order
 from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import Frozen
 from perfmodel.rules import (
     ARCHITECTURE_VARIABLES,
     DERIVED,
@@ -53,7 +54,7 @@ class Recompute(StrEnum):
         return tuple(Recompute).index(self)
 
 
-class Plan(BaseModel):
+class Plan(Frozen):
     """One layout of a training step over a cluster.
 
     Attributes
@@ -65,8 +66,6 @@ class Plan(BaseModel):
     recompute : Recompute
         Activation recomputation.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tp: Degree = 1
     etp: Degree = 1
@@ -305,7 +304,7 @@ Degrees = Annotated[tuple[Degree, ...], Field(min_length=1), AfterValidator(_sor
 Modes = Annotated[tuple[Recompute, ...], Field(min_length=1), AfterValidator(_least_first)]
 
 
-class PlanSpace(BaseModel):
+class PlanSpace(Frozen):
     """The values that each degree may take; `dp` follows from the number of devices.
 
     Attributes
@@ -319,8 +318,6 @@ class PlanSpace(BaseModel):
     recompute : tuple of Recompute
         Allowed modes.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     tp: Degrees | None = None
     ep: Degrees | None = None
@@ -338,7 +335,7 @@ class PlanSpace(BaseModel):
     def domain(self, variable: str, world: int) -> Column:
         """List the values that a degree may take on some number of devices, ascending."""
         allowed = getattr(self, variable)
-        values = np.array(_divisors(world) if allowed is None else allowed, dtype=np.int64)
+        values = np.array(divisors(world) if allowed is None else allowed, dtype=np.int64)
         return values[values <= (getattr(self, f"max_{variable}", None) or MAX_DEGREE)]
 
     def skeleton(self, world: int, seq_len: int, global_batch: int) -> PlanTable:
@@ -378,11 +375,6 @@ _BINDING_ORDER = (
     *("tp", "etp", "cp", "ep", "micro_batch", "pp"),
     *("dp", "edp", "n_microbatches", "vpp"),
 )
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _times(columns: dict[str, Column], variable: str, domain: Column) -> dict[str, Column]:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from perfmodel.constraints import (
     AnyOf,
@@ -29,6 +28,7 @@ from perfmodel.constraints import (
     Quotient,
 )
 from perfmodel.errors import IllegalPlanError, PerfmodelError
+from perfmodel.frozen import Frozen
 
 if TYPE_CHECKING:
     from perfmodel.plan import Plan
@@ -101,7 +101,7 @@ class Rule:
     note: str = ""
 
 
-class Violation(BaseModel):
+class Violation(Frozen):
     """One broken rule of one plan.
 
     Attributes
@@ -116,8 +116,6 @@ class Violation(BaseModel):
         The nearest legal values, below and above, of the rule's remedy variable with the
         other degrees held; empty where none exists.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rule: str
     message: str

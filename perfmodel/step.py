@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from pydantic import BaseModel, ConfigDict
-
 from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
+from perfmodel.frozen import Frozen
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
@@ -37,7 +36,7 @@ HEADLINE_SHARE = 0.1
 """A step time rests on the weakest source that carries at least this share of it [-]."""
 
 
-class StepEstimate(BaseModel):
+class StepEstimate(Frozen):
     """One plan's step, as plain numbers (SI units).
 
     Attributes
@@ -61,8 +60,6 @@ class StepEstimate(BaseModel):
     flags : tuple of str
         Every value outside the range that a surface or the stack was fitted on, one sentence each.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     step_time_s: float
     mfu: float

@@ -26,12 +26,13 @@ from perfmodel.calibration.packs import (
     Node,
     Surface,
 )
-from perfmodel.calibration.records import FrozenRecord, PackError, one_line
+from perfmodel.calibration.records import FrozenRecord, PackError
 from perfmodel.calibration.report import report_markdown
 from perfmodel.calibration.surface_fit import SurfaceFit
 from perfmodel.calibration.tables import Tables
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import explain
 
 
 class Datasheet(FrozenRecord):
@@ -52,7 +53,7 @@ def load_datasheet(path: Path | None, device: str) -> Datasheet:
     except tomllib.TOMLDecodeError as error:
         raise PackError(f"Datasheet {file.name} is not valid TOML: {error}.") from None
     except ValidationError as error:
-        raise PackError(f"Datasheet {file.name} is invalid: {one_line(error)}.") from None
+        raise PackError(f"Datasheet {file.name} is invalid: {explain(error)}.") from None
 
 
 def surface_fits(devices_per_node: int) -> tuple[SurfaceFit, ...]:
@@ -100,7 +101,7 @@ def fit_pack(
     try:
         return HardwarePack.model_validate(content)
     except ValidationError as error:
-        raise PackError(f"The fitted pack {name} is invalid: {one_line(error)}.") from None
+        raise PackError(f"The fitted pack {name} is invalid: {explain(error)}.") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

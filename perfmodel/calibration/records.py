@@ -11,9 +11,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import Frozen, explain
 
 Text = Annotated[str, Field(min_length=1)]
 Record = TypeVar("Record", bound="FrozenRecord")
@@ -23,29 +24,14 @@ class PackError(PerfmodelError):
     """A pack that cannot be found, read or trusted; the message is one sentence."""
 
 
-class FrozenRecord(BaseModel):
+class FrozenRecord(Frozen):
     """A frozen record that refuses unknown keys."""
-
-    # Cached properties live in the instance's ``__dict__``, which frozen models allow.
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the content; two files that say the same have the same digest."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def one_line(error: ValidationError) -> str:
-    """Return the first complaint of pydantic: key, value, rule, and how many more there are."""
-    first, *more = error.errors(include_url=False, include_context=False)
-    rule = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    rule = rule[:1].lower() + rule[1:]
-    key = ".".join(str(part) for part in first["loc"])
-    sentence = rule if not key else f"{key}: {rule}"
-    if key and isinstance(first["input"], str | int | float):
-        sentence = f"{key} = {first['input']!r}: {rule}"
-    return sentence + (f" (and {len(more)} more)" if more else "")
 
 
 def shipped(folder: str) -> tuple[str, ...]:
@@ -69,7 +55,7 @@ def read_record(name_or_path: str | Path, folder: str, what: str, kind: type[Rec
     except tomllib.TOMLDecodeError as error:
         raise PackError(f"{label} {origin} is not valid TOML: {error}.") from None
     except ValidationError as error:
-        raise PackError(f"{label} {origin} is invalid: {one_line(error)}.") from None
+        raise PackError(f"{label} {origin} is invalid: {explain(error, kind)}.") from None
 
 
 def _shipped_folder(folder: str) -> Traversable:

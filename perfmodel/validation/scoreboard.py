@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from perfmodel.architecture import MfuConvention
 from perfmodel.calibration.fit_stack import errors, fit_constants, held_out_errors, predict, prepare
 from perfmodel.calibration.stacks import Constant, StackProfile, load_stack
 from perfmodel.cluster import Cluster
+from perfmodel.frozen import Frozen
 from perfmodel.plan import Recompute
 from perfmodel.stack import FITTED_CONSTANTS
 from perfmodel.step import DEFAULT_STACK, estimate
@@ -26,11 +26,7 @@ from perfmodel.validation.runs import (
 Progress = Callable[[str, int, int], None]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RowScore(_Frozen):
+class RowScore(Frozen):
     """One measured run and what is predicted for it."""
 
     sweep: str
@@ -43,7 +39,7 @@ class RowScore(_Frozen):
     peer_mfu: float | None
 
 
-class SweepScore(_Frozen):
+class SweepScore(Frozen):
     """Errors on one sweep, in sample [-]; ``spearman`` is the rank correlation inside it."""
 
     name: str
@@ -54,7 +50,7 @@ class SweepScore(_Frozen):
     peer_mape: float | None
 
 
-class OverallScore(_Frozen):
+class OverallScore(Frozen):
     """Mean absolute percentage errors on MFU over all rows [-]."""
 
     rows: int
@@ -64,7 +60,7 @@ class OverallScore(_Frozen):
     peer_mape: float | None
 
 
-class Table5Score(_Frozen):
+class Table5Score(Frozen):
     """The four staged runs, in no fit: ratios of MFU to the largest [-]."""
 
     measured: tuple[float, ...]
@@ -74,7 +70,7 @@ class Table5Score(_Frozen):
     mfu_convention: str
 
 
-class Scoreboard(_Frozen):
+class Scoreboard(Frozen):
     """Everything that `mosaic validate` prints; ``schema_version`` 1."""
 
     schema_version: int = 1
