@@ -39,7 +39,10 @@ def _names_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
 
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Return pydantic's first complaint as a clause: key, value, rule, nearest legal name."""
-    first, *more = error.errors(include_url=False)
+    # A misspelt name also makes the right one missing: say the misspelling.
+    first, *more = sorted(
+        error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden"
+    )
     *path, last = first["loc"] or ("",)
     where = ".".join(str(part) for part in (*path, last) if part != "")
     value = first["input"]
@@ -57,6 +60,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str
         shown = repr(value) if isinstance(value, str | int | float | bool) else type(value).__name__
         rule = message[:1].lower() + message[1:]
         text = f"{where}={shown if len(shown) <= 60 else shown[:57] + '...'}: {rule}"
+        bounds = first.get("ctx", {})
+        nearest = bounds.get("ge", bounds.get("le"))
+        if nearest is not None:
+            text += f"; nearest: {nearest:g}"
     if more:
         text += f" (and {len(more)} more)"
     return text

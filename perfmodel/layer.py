@@ -50,6 +50,18 @@ class OperatorTimes(NamedTuple):
     gradient: float  # accumulation into fp32 main gradients (backward only)
 
 
+NO_TIME = OperatorTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class AttentionTimes(NamedTuple):
+    """One pass over the part of a layer that does not depend on its feed-forward block [s]."""
+
+    linear: float  # QKV and output projections
+    core: float  # softmax(QK)V
+    elementwise: float  # norms, residuals, rotary embedding
+    ring: float  # exposed part of the KV ring
+
+
 class LayerCost(NamedTuple):
     """All that a stage needs to know of its layers."""
 
@@ -133,6 +145,160 @@ def rows_per_expert(a: ArchitectureDims, tokens: float, tp: float, etp: float, e
 
 
 @formula
+def attention_times(
+    a: ArchitectureDims,
+    hw: Hardware,
+    seq_len: float,
+    micro_batch: float,
+    tp: float,
+    cp: float,
+    backward: float,
+) -> AttentionTimes:
+    """Device time of what every layer has, in one pass (``backward`` is 0 or 1) [s]."""
+    dev, gemm = hw.device, hw.gemm
+    tokens = micro_batch * seq_len / cp
+    heads = a.n_heads / tp
+    kv_heads = kv_heads_per_rank(a, tp)
+    qkv = (heads + 2.0 * kv_heads) * a.head_dim
+    out = heads * a.head_dim
+    if backward > 0.0:
+        linear = linear_backward_time(dev, gemm, tokens, qkv, a.d_model)
+        linear += linear_backward_time(dev, gemm, tokens, a.d_model, out)
+        surface = hw.attention_backward
+    else:
+        linear = gemm_time(dev, gemm, tokens, qkv, a.d_model)
+        linear += gemm_time(dev, gemm, tokens, a.d_model, out)
+        surface = hw.attention_forward
+    core = attention_time(dev, surface, micro_batch / cp, heads, seq_len, a.head_dim, backward)
+
+    # two norms, two residuals, rotary embedding of queries and keys
+    traffic = tokens / tp * 10.0 * BF16_BYTES * a.d_model
+    traffic += tokens * 2.0 * BF16_BYTES * (heads + kv_heads) * a.head_dim
+    traffic *= 1.0 + (NORM_BACKWARD_TRAFFIC - 1.0) * backward
+    elementwise = elementwise_time(dev, hw.elementwise, traffic, 5.0)
+
+    # keys and values go round the ring while attention works; their gradients go round as well
+    exposed = 0.0
+    if cp > 1.0:
+        volume = tokens * 2.0 * BF16_BYTES * kv_heads * a.head_dim
+        node = hw.fabric.devices_per_node
+        hop = point_to_point_time(hw.fabric, tp if tp * cp <= node else node, volume)
+        exposed = max(0.0, (1.0 + backward) * (cp - 1.0) * hop - core)
+    return AttentionTimes(linear, core, elementwise, exposed)
+
+
+@formula
+def tensor_parallel_time(hw: Hardware, tp: float, volume: float) -> float:
+    """Time to gather ``volume`` bytes before a block that TP splits and scatter it after [s]."""
+    node = hw.fabric.devices_per_node
+    return ring_time(hw.fabric.all_gather, node, tp, 1.0, volume) + ring_time(
+        hw.fabric.reduce_scatter, node, tp, 1.0, volume
+    )
+
+
+@formula
+def dense_layer_times(
+    a: ArchitectureDims,
+    hw: Hardware,
+    attention: AttentionTimes,
+    tokens: float,
+    tp: float,
+    backward: float,
+) -> OperatorTimes:
+    """Device time of one pass over a dense layer, by operator [s]."""
+    width = a.d_ff / tp
+    weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * width
+    traffic = backward * MAIN_GRAD_EXTRA_BYTES * weights
+    ffn = (
+        ffn_backward(a, hw, tokens, width) if backward > 0.0 else ffn_forward(a, hw, tokens, width)
+    )
+    return OperatorTimes(
+        attention_linear=attention.linear,
+        attention_core=attention.core,
+        elementwise=attention.elementwise,
+        router=0.0,
+        permutation=0.0,
+        experts=0.0,
+        activation=elementwise_time(
+            hw.device, hw.elementwise, activation_traffic(a, tokens, width, backward), 1.0
+        ),
+        dense_ffn=ffn,
+        tensor_parallel=2.0 * tensor_parallel_time(hw, tp, tokens * BF16_BYTES * a.d_model),
+        context_parallel=attention.ring,
+        gradient=elementwise_time(hw.device, hw.elementwise, traffic, 0.0),
+    )
+
+
+@formula
+def moe_layer_times(
+    a: ArchitectureDims,
+    hw: Hardware,
+    attention: AttentionTimes,
+    tokens: float,
+    tp: float,
+    etp: float,
+    ep: float,
+    backward: float,
+) -> OperatorTimes:
+    """Device time of one pass over a MoE layer, by operator, all-to-all apart [s]."""
+    dev, elem = hw.device, hw.elementwise
+    local = tokens / tp
+    hidden = BF16_BYTES * a.d_model
+    n_local = a.n_experts / ep
+    rows = rows_per_expert(a, tokens, tp, etp, ep)
+    width = a.d_expert / etp
+    up = (a.ffn_matrices - 1.0) * width
+    shared = a.d_shared / tp
+    blocks = 2.0 if a.d_shared > 0.0 else 1.0  # that TP splits
+
+    # the selection's backward is a scatter of K values a token: launch-bound, no device time
+    gate = router_time(dev, elem, local, a.d_model, a.n_experts)
+    router = 2.0 * gate if backward > 0.0 else gate + topk_time(hw.topk, local, a.n_experts)
+    # to expert order and back, on both sides of the all-to-all
+    passes = 4.0 if ep > 1.0 else 2.0
+    permutation = elementwise_time(dev, elem, passes * 2.0 * local * a.top_k * hidden, passes)
+    surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
+    experts = grouped_gemm_time(dev, surface, n_local, rows, up, a.d_model, backward)
+    experts += grouped_gemm_time(dev, surface, n_local, rows, a.d_model, width, backward)
+    traffic = activation_traffic(a, n_local * rows, width, backward)
+    traffic += activation_traffic(a, tokens, shared, backward)
+    weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * (n_local * width + shared)
+    ffn = (
+        ffn_backward(a, hw, tokens, shared)
+        if backward > 0.0
+        else ffn_forward(a, hw, tokens, shared)
+    )
+    return OperatorTimes(
+        attention_linear=attention.linear,
+        attention_core=attention.core,
+        elementwise=attention.elementwise,
+        router=router,
+        permutation=permutation,
+        experts=experts,
+        activation=elementwise_time(dev, elem, traffic, blocks),
+        dense_ffn=ffn,
+        tensor_parallel=blocks * tensor_parallel_time(hw, tp, tokens * hidden),
+        context_parallel=attention.ring,
+        gradient=elementwise_time(dev, elem, backward * MAIN_GRAD_EXTRA_BYTES * weights, 0.0),
+    )
+
+
+@formula
+def dispatch_time(
+    a: ArchitectureDims, hw: Hardware, local_tokens: float, etp: float, ep: float
+) -> float:
+    """Time to send every token's K copies to their experts, or to bring them back [s].
+
+    With ETP the copies are gathered over the expert-tensor group behind the all-to-all.
+    """
+    volume = local_tokens * a.top_k * BF16_BYTES * a.d_model
+    node = hw.fabric.devices_per_node
+    return all_to_all_time(hw.fabric, ep, etp, volume) + ring_time(
+        hw.fabric.all_gather, node, etp, 1.0, etp * volume
+    )
+
+
+@formula
 def layer_cost(
     a: ArchitectureDims,
     hw: Hardware,
@@ -143,166 +309,28 @@ def layer_cost(
     ep: float,
     cp: float,
 ) -> LayerCost:
-    """Device time of a MoE layer and of a dense layer, and what joins them [s]."""
-    dev, gemm, elem = hw.device, hw.gemm, hw.elementwise
+    """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
     tokens = micro_batch * seq_len / cp
-    local = tokens / tp
-    hidden = BF16_BYTES * a.d_model
-
-    head = head_time(dev, hw.head, tokens, a.d_model, a.vocab_size / tp)
-
-    # attention
-    heads = a.n_heads / tp
-    kv_heads = kv_heads_per_rank(a, tp)
-    qkv = (heads + 2.0 * kv_heads) * a.head_dim
-    out = heads * a.head_dim
-    linear_f = gemm_time(dev, gemm, tokens, qkv, a.d_model) + gemm_time(
-        dev, gemm, tokens, a.d_model, out
-    )
-    linear_b = linear_backward_time(dev, gemm, tokens, qkv, a.d_model) + linear_backward_time(
-        dev, gemm, tokens, a.d_model, out
-    )
-    core_f = attention_time(
-        dev, hw.attention_forward, micro_batch / cp, heads, seq_len, a.head_dim, 0.0
-    )
-    core_b = attention_time(
-        dev, hw.attention_backward, micro_batch / cp, heads, seq_len, a.head_dim, 1.0
-    )
-
-    # two norms, two residuals, rotary embedding
-    traffic = local * (10.0 * hidden)
-    traffic += tokens * 2.0 * BF16_BYTES * (heads + kv_heads) * a.head_dim
-    elementwise_f = elementwise_time(dev, elem, traffic, 5.0)
-    elementwise_b = elementwise_time(dev, elem, NORM_BACKWARD_TRAFFIC * traffic, 5.0)
-
-    # context parallelism: keys and values go round the ring while attention works
-    ring_f = 0.0
-    ring_b = 0.0
-    if cp > 1.0:
-        volume = tokens * 2.0 * BF16_BYTES * kv_heads * a.head_dim
-        distance = tp if tp * cp <= hw.fabric.devices_per_node else hw.fabric.devices_per_node
-        hop = point_to_point_time(hw.fabric, distance, volume)
-        ring_f = max(0.0, (cp - 1.0) * hop - core_f)
-        ring_b = max(0.0, 2.0 * (cp - 1.0) * hop - core_b)
-
-    # tensor parallelism: gather before, scatter after, in each block that it splits
-    per_block = 0.0
-    if tp > 1.0:
-        node = hw.fabric.devices_per_node
-        per_block = ring_time(hw.fabric.all_gather, node, tp, 1.0, tokens * hidden)
-        per_block += ring_time(hw.fabric.reduce_scatter, node, tp, 1.0, tokens * hidden)
-    shared_blocks = 1.0 if a.d_shared > 0.0 else 0.0
-
-    # dense block and shared expert
-    dense_f = ffn_forward(a, hw, tokens, a.d_ff / tp)
-    dense_b = ffn_backward(a, hw, tokens, a.d_ff / tp)
-    dense_act_f = elementwise_time(dev, elem, activation_traffic(a, tokens, a.d_ff / tp, 0.0), 1.0)
-    dense_act_b = elementwise_time(dev, elem, activation_traffic(a, tokens, a.d_ff / tp, 1.0), 1.0)
-    attention_grad = MAIN_GRAD_EXTRA_BYTES * attention_weights(a, tp)
-    dense_grad = attention_grad + MAIN_GRAD_EXTRA_BYTES * a.ffn_matrices * a.d_model * a.d_ff / tp
-
-    moe_f = OperatorTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    moe_b = OperatorTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    forward = attention_times(a, hw, seq_len, micro_batch, tp, cp, 0.0)
+    backward = attention_times(a, hw, seq_len, micro_batch, tp, cp, 1.0)
+    moe_forward = NO_TIME
+    moe_backward = NO_TIME
     dispatch = 0.0
-    launch_f = 0.0
-    launch_b = 0.0
+    launch_forward = 0.0
+    launch_backward = 0.0
     if a.n_experts > 0.0:
-        n_local = a.n_experts / ep
-        rows = rows_per_expert(a, tokens, tp, etp, ep)
-        routed = local * a.top_k
-        width = a.d_expert / etp
-        up = (a.ffn_matrices - 1.0) * width
-
-        gate = router_time(dev, elem, local, a.d_model, a.n_experts)
-        router_f = gate + topk_time(hw.topk, local, a.n_experts)
-        router_b = 2.0 * gate + topk_time(hw.topk, local, a.n_experts)
-        passes = 4.0 if ep > 1.0 else 2.0
-        permute = elementwise_time(dev, elem, passes * 2.0 * routed * hidden, passes)
-        experts_f = grouped_gemm_time(
-            dev, hw.grouped_forward, n_local, rows, up, a.d_model, 0.0
-        ) + grouped_gemm_time(dev, hw.grouped_forward, n_local, rows, a.d_model, width, 0.0)
-        experts_b = grouped_gemm_time(
-            dev, hw.grouped_backward, n_local, rows, up, a.d_model, 1.0
-        ) + grouped_gemm_time(dev, hw.grouped_backward, n_local, rows, a.d_model, width, 1.0)
-        launch_f = 2.0 * grouped_gemm_launch(hw.grouped_forward, n_local)
-        launch_b = 2.0 * grouped_gemm_launch(hw.grouped_backward, n_local)
-
-        shared = a.d_shared / tp
-        act_rows = n_local * rows
-        act_f = elementwise_time(
-            dev,
-            elem,
-            activation_traffic(a, act_rows, width, 0.0)
-            + activation_traffic(a, tokens, shared, 0.0),
-            1.0 + shared_blocks,
-        )
-        act_b = elementwise_time(
-            dev,
-            elem,
-            activation_traffic(a, act_rows, width, 1.0)
-            + activation_traffic(a, tokens, shared, 1.0),
-            1.0 + shared_blocks,
-        )
-        weights = n_local * a.ffn_matrices * a.d_model * width
-        weights += a.ffn_matrices * a.d_model * shared
-        moe_grad = attention_grad + MAIN_GRAD_EXTRA_BYTES * weights
-        moe_f = OperatorTimes(
-            linear_f,
-            core_f,
-            elementwise_f,
-            router_f,
-            permute,
-            experts_f,
-            act_f,
-            ffn_forward(a, hw, tokens, shared),
-            per_block * (1.0 + shared_blocks),
-            ring_f,
-            0.0,
-        )
-        moe_b = OperatorTimes(
-            linear_b,
-            core_b,
-            elementwise_b,
-            router_b,
-            permute,
-            experts_b,
-            act_b,
-            ffn_backward(a, hw, tokens, shared),
-            per_block * (1.0 + shared_blocks),
-            ring_b,
-            elementwise_time(dev, elem, moe_grad, 0.0),
-        )
-        dispatch = all_to_all_time(hw.fabric, ep, etp, routed * hidden)
-        if etp > 1.0:
-            node = hw.fabric.devices_per_node
-            dispatch += ring_time(hw.fabric.all_gather, node, etp, 1.0, etp * routed * hidden)
-
-    dense_forward = OperatorTimes(
-        linear_f,
-        core_f,
-        elementwise_f,
-        0.0,
-        0.0,
-        0.0,
-        dense_act_f,
-        dense_f,
-        2.0 * per_block,
-        ring_f,
-        0.0,
-    )
-    dense_backward = OperatorTimes(
-        linear_b,
-        core_b,
-        elementwise_b,
-        0.0,
-        0.0,
-        0.0,
-        dense_act_b,
-        dense_b,
-        2.0 * per_block,
-        ring_b,
-        elementwise_time(dev, elem, dense_grad, 0.0),
-    )
+        moe_forward = moe_layer_times(a, hw, forward, tokens, tp, etp, ep, 0.0)
+        moe_backward = moe_layer_times(a, hw, backward, tokens, tp, etp, ep, 1.0)
+        dispatch = dispatch_time(a, hw, tokens / tp, etp, ep)
+        launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / ep)
+        launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / ep)
     return LayerCost(
-        moe_f, moe_b, dense_forward, dense_backward, dispatch, launch_f, launch_b, head
+        moe_forward=moe_forward,
+        moe_backward=moe_backward,
+        dense_forward=dense_layer_times(a, hw, forward, tokens, tp, 0.0),
+        dense_backward=dense_layer_times(a, hw, backward, tokens, tp, 1.0),
+        dispatch=dispatch,
+        launch_forward=launch_forward,
+        launch_backward=launch_backward,
+        head=head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp),
     )

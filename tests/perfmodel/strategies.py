@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfmodel.architecture import Architecture
-from perfmodel.calibration.stacks import load_stack
+from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster, Optimizer
 from perfmodel.collectives import AllToAllSurface, Fabric, RingSurface
 from perfmodel.hardware import Hardware
@@ -115,7 +115,7 @@ class Run(NamedTuple):
     @property
     def model(self) -> StepModel:
         """The run, ready to be priced."""
-        return StepModel(*self, load_stack(STACK))
+        return StepModel(*self, profile())
 
     @property
     def dims(self) -> PlanDims:
@@ -124,6 +124,18 @@ class Run(NamedTuple):
 
 
 SPACE = PlanSpace(etp=(1, 2, 4), vpp=(1, 2, 3), micro_batch=(1, 2, 4))
+
+
+@lru_cache
+def profile() -> StackProfile:
+    """Read the stack profile once."""
+    return load_stack(STACK)
+
+
+@lru_cache
+def cluster(nodes: int) -> Cluster:
+    """Read the pack of a cluster once."""
+    return Cluster(hardware=PACK, nodes=nodes)
 
 
 @lru_cache
@@ -154,7 +166,7 @@ def runs(draw: st.DrawFn, *, sparse: bool | None = None) -> Run:
     table = skeleton(nodes, batch.seq_len, batch.global_batch)
     rows = legal_rows(architecture, table)
     row = rows[draw(st.integers(0, len(rows) - 1))]
-    return Run(architecture, table.plan(int(row)), Cluster(hardware=PACK, nodes=nodes), batch)
+    return Run(architecture, table.plan(int(row)), cluster(nodes), batch)
 
 
 def dims(**degrees: float) -> PlanDims:
@@ -163,7 +175,15 @@ def dims(**degrees: float) -> PlanDims:
     return PlanDims(**{name: float(value) for name, value in fields.items()})
 
 
-recompute_modes = st.sampled_from(Recompute)
+plans = st.builds(
+    Plan,
+    **{
+        name: st.sampled_from((1, 1, 1, 2, 3, 4, 8))
+        for name in ("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch")
+    },
+    recompute=st.sampled_from(Recompute),
+)
+"""Layouts of any kind: hardly one is legal for a given run."""
 
 
 # ---------------------------------------------------------------- an independent count
@@ -254,7 +274,7 @@ def ideal_stack(**changes: float) -> Stack:
 
 
 @contextmanager
-def few_steps(limit: int = 100_000) -> Iterator[None]:
+def few_steps(limit: int = 3_000_000) -> Iterator[None]:
     """Fail, and come back, where the block executes more lines than `limit`."""
     left = limit
 
