@@ -5,7 +5,8 @@
 The four constants of :data:`perfmodel.stack.FITTED_CONSTANTS` minimise the soft-L1 loss of the
 log ratio of predicted to measured MFU (scale 0.05, so that a run which did something else than
 its label says bends the fit little). Nothing else is fitted: kernels and collectives come from
-the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs.
+the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs, of the resamples
+that identify the constant.
 """
 
 from __future__ import annotations
@@ -209,13 +210,16 @@ def fit_profile(
     draws = bootstrap(
         prepared, stack, resamples, np.random.default_rng(seed), fitted, progress=progress
     )
-    low, high = np.quantile(draws, (0.05, 0.95), axis=0)
+    draws[draws == 0.0] = np.nan  # resamples that do not identify the constant say nothing of it
+    low, high = np.nanquantile(draws, (0.05, 0.95), axis=0)
+    identified = np.mean(np.isfinite(draws), axis=0)
     constants = {
         constant: base.constants[constant].model_copy(
             update={
                 "value": _round(fitted[i]),
                 "low": min(_round(low[i]), _round(fitted[i])),
                 "high": max(_round(high[i]), _round(fitted[i])),
+                "identified": float(identified[i]),
             }
         )
         for i, constant in enumerate(FITTED_CONSTANTS)

@@ -21,11 +21,16 @@ FOLDER = "stacks"
 
 
 class Constant(FrozenRecord):
-    """A constant of the stack with its interval (5-95% of a seeded bootstrap over runs)."""
+    """A constant of the stack with its interval (5-95% of a seeded bootstrap over runs).
+
+    ``identified`` is the share of resamples that hold a run which responds to the constant; the
+    interval is taken over these.
+    """
 
     value: Annotated[FiniteFloat, Field(ge=0)]
     low: Annotated[FiniteFloat, Field(ge=0)]
     high: Annotated[FiniteFloat, Field(ge=0)]
+    identified: Annotated[FiniteFloat, Field(ge=0, le=1)]
     unit: Text
     source: Source
     meaning: Text

@@ -96,9 +96,7 @@ def test_whatever_the_space_calls_legal_is_priced(
 
 def test_an_unknown_stack_is_said() -> None:
     with pytest.raises(PackError, match=f"no stack profile 'nemo'.*{STACK}"):
-        estimate(
-            moe(), Plan(dp=8), cluster(1), Batch(global_batch=16, seq_len=256), stack="nemo"
-        )
+        estimate(moe(), Plan(dp=8), cluster(1), Batch(global_batch=16, seq_len=256), stack="nemo")
 
 
 def test_the_stack_is_named_and_may_be_a_profile() -> None:
@@ -158,14 +156,16 @@ def test_the_mfu_convention_changes_the_numerator_and_nothing_else() -> None:
 
 
 def test_more_work_for_the_same_devices_takes_longer() -> None:
-    plan = Plan(dp=8)
-    small = estimate(moe(), plan, cluster(1), Batch(global_batch=16, seq_len=2048))
-    for bigger in (
-        estimate(moe(), plan, cluster(1), Batch(global_batch=32, seq_len=2048)),
-        estimate(moe(), plan, cluster(1), Batch(global_batch=16, seq_len=4096)),
-        estimate(moe(n_layers=8), plan, cluster(1), Batch(global_batch=16, seq_len=2048)),
-    ):
-        assert bigger.step_time_s > small.step_time_s
+    def seconds(a: Architecture, global_batch: int, seq_len: int) -> float:
+        batch = Batch(global_batch=global_batch, seq_len=seq_len)
+        return estimate(a, Plan(dp=8), cluster(1), batch).step_time_s
+
+    small = seconds(moe(), 16, 2048)
+    assert seconds(moe(), 32, 2048) > small
+    assert seconds(moe(n_layers=8), 16, 2048) > small
+    # The host is the slower one at short sequences, and what it does has no length.
+    assert seconds(moe(), 16, 2048) >= seconds(moe(), 16, 1024)
+    assert seconds(moe(), 16, 2**18) > seconds(moe(), 16, 2**17)
 
 
 # ---------------------------------------------------------------- what it rests on
@@ -185,9 +185,7 @@ def test_a_headline_is_no_stronger_than_what_carries_it() -> None:
     """The shares of another mode than full recomputation are assumed, and so is the dispatch."""
     batch = Batch(global_batch=32, seq_len=8192)
     full, none = (
-        estimate(
-            moe(first_k_dense=0), Plan(dp=8, ep=8, recompute=mode), cluster(1), batch
-        )
+        estimate(moe(first_k_dense=0), Plan(dp=8, ep=8, recompute=mode), cluster(1), batch)
         for mode in (Recompute.FULL, Recompute.NONE)
     )
     assert full.sources["dispatch"] is Source.FITTED
