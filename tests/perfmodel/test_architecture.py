@@ -246,7 +246,7 @@ def test_a_missing_size_is_named() -> None:
 
 def test_the_nearest_number_of_heads_is_found_at_any_size() -> None:
     """A search over every number up to the largest size would not come back."""
-    with few_steps(), pytest.raises(ValidationError, match="nearest: [24]"):
+    with few_steps(), pytest.raises(ValidationError, match=r"nearest: [24]"):
         moe(n_heads=2**30, n_kv_heads=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import isfinite, log2
 
 import numpy as np
@@ -221,7 +222,7 @@ def test_what_each_mode_replays() -> None:
 def test_more_recomputation_never_takes_less_time(run: Run) -> None:
     stack = run.model.profile.stack()
     modes = [mode_totals(run.model.cost, stack, mode) for mode in (0.0, 1.0, 2.0, 3.0)]
-    for less, more in zip(modes, modes[1:], strict=False):
+    for less, more in pairwise(modes):
         assert more.moe_device >= less.moe_device
         assert more.dense_device >= less.dense_device
         assert more.launches >= less.launches

@@ -36,7 +36,7 @@ def kernel(x: float) -> float:
 def test_a_formula_is_still_a_python_function() -> None:
     assert doubled(21.0) == 42.0
     assert type(doubled) is type(kernel)
-    with pytest.raises(TypeError, match="unsupported operand|can't multiply"):
+    with pytest.raises(TypeError, match=r"unsupported operand|can't multiply"):
         doubled(None)  # type: ignore[arg-type]
 
 
