@@ -1,7 +1,8 @@
 """Checks of a backend's claims, made without the backend.
 
-"Certified" means: of the model. The incumbent is priced again by the scalar formulas, its tokens
-and loss are computed again, and the pairs that the search reports must add up to the space.
+"Certified" means: of the model. The incumbent and the candidates behind it are priced again by the
+scalar formulas, their tokens and losses are computed again, and the pairs that the search reports
+must add up to the space.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from mosaic_opt.problem import Outcome, Problem
 from perfmodel.frozen import Frozen
 
 RELATIVE_TOLERANCE = 1e-9
+
+RUNNERS_UP = 20
+"""How many candidates behind the incumbent are priced again."""
 
 
 class Claims(Protocol):
@@ -58,30 +62,47 @@ def _close(a: float, b: float) -> bool:
     return a == b or isclose(a, b, rel_tol=RELATIVE_TOLERANCE)
 
 
-def _incumbent_checks(problem: Problem, incumbent: Outcome) -> list[Check]:
-    plan = problem.table.plan(incumbent.row)
-    estimate = problem.reprice(incumbent.index, plan)  # raises if the plan is illegal
-    budget = problem.tokens(incumbent.index, estimate.step_time_s)
-    loss = problem.loss(incumbent.index, budget.tokens)
+def _price_checks(problem: Problem, outcome: Outcome, prefix: str = "") -> list[Check]:
+    """Price a candidate's best layout again, with the scalar formulas."""
+    plan = problem.table.plan(outcome.row)
+    estimate = problem.reprice(outcome.index, plan)  # raises if the plan is illegal
+    budget = problem.tokens(outcome.index, estimate.step_time_s)
+    loss = problem.loss(outcome.index, budget.tokens)
     cap = problem.envelope.memory_cap_bytes
     return [
         Check(
-            name="step_time",
-            passed=_close(estimate.step_time_s, incumbent.step_s),
-            detail=f"scalar {estimate.step_time_s!r} s, claimed {incumbent.step_s!r} s",
+            name=f"{prefix}step_time",
+            passed=_close(estimate.step_time_s, outcome.step_s),
+            detail=f"scalar {estimate.step_time_s!r} s, claimed {outcome.step_s!r} s",
         ),
         Check(
-            name="memory",
-            passed=_close(estimate.memory_bytes, incumbent.memory_bytes)
+            name=f"{prefix}memory",
+            passed=_close(estimate.memory_bytes, outcome.memory_bytes)
             and estimate.memory_bytes <= cap,
             detail=f"scalar {estimate.memory_bytes!r} B, cap {cap!r} B",
         ),
         Check(
-            name="loss",
-            passed=_close(budget.tokens, incumbent.tokens) and _close(loss, incumbent.loss),
-            detail=f"recomputed {loss!r} nats/token, claimed {incumbent.loss!r}",
+            name=f"{prefix}loss",
+            passed=_close(budget.tokens, outcome.tokens) and _close(loss, outcome.loss),
+            detail=f"recomputed {loss!r} nats/token, claimed {outcome.loss!r}",
         ),
     ]
+
+
+def _runners_up(problem: Problem, claims: Claims) -> Check:
+    """Price the next best candidates again: a wrong price would most likely be among them."""
+    feasible = sorted((o for o in claims.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
+    checked = feasible[1 : 1 + RUNNERS_UP]
+    wrong = [
+        problem.architectures[o.index].name
+        for o in checked
+        if not all(check.passed for check in _price_checks(problem, o))
+    ]
+    return Check(
+        name="runners_up",
+        passed=not wrong,
+        detail=f"{len(checked)} priced again, of which wrong: {', '.join(wrong) or 'none'}",
+    )
 
 
 def certify(problem: Problem, claims: Claims) -> Certificate:
@@ -114,6 +135,11 @@ def certify(problem: Problem, claims: Claims) -> Certificate:
             detail=f"{pairs} accounted for, of {problem.size}",
         ),
         Check(
+            name="discarded",
+            passed=claims.discarded_pairs == 0,
+            detail=f"{claims.discarded_pairs} pairs discarded on a bound; none can be checked yet",
+        ),
+        Check(
             name="incumbent_is_best",
             passed=primal == best and (isinf(primal) or isfinite(primal)),
             detail=f"incumbent {primal!r}, best examined {best!r} nats/token",
@@ -125,5 +151,5 @@ def certify(problem: Problem, claims: Claims) -> Certificate:
         ),
     ]
     if claims.incumbent is not None:
-        checks += _incumbent_checks(problem, claims.incumbent)
+        checks += [*_price_checks(problem, claims.incumbent), _runners_up(problem, claims)]
     return Certificate(certified=all(check.passed for check in checks), checks=tuple(checks))

@@ -221,6 +221,7 @@ def _check_json(violations: Any) -> str:
 def validate(
     stack: StackName = "megatron-eager",
     runs: Annotated[Path | None, typer.Option(help="CSV of measured runs of your own.")] = None,
+    hardware: Annotated[str, typer.Option(help="Hardware pack of those runs.")] = "p6-b200",
     json_to: Json = None,
 ) -> None:
     """Score the performance model on measured runs: in sample, and left out."""
@@ -228,7 +229,7 @@ def validate(
     from perfmodel.validation.runs import layout_sweeps
     from perfmodel.validation.scoreboard import validate as score
 
-    measured = layout_sweeps(runs) if runs is not None else None
+    measured = layout_sweeps(runs, hardware) if runs is not None else None
     with _Bar() as bar:
         board = score(stack, measured, progress=bar.count)
     _emit(lambda: render_scoreboard(board), lambda: board.model_dump_json(indent=2), json_to)

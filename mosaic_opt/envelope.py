@@ -104,6 +104,16 @@ class TokenRule(Frozen):
         if self.kind == "saturate" and self.tokens_per_parameter:
             raise ValueError("tokens_per_parameter is for kind 'grid'; kind is 'saturate'")
         low, high = self.min_tokens_per_parameter, self.max_tokens_per_parameter
+        listed = [
+            ratio
+            for ratio in self.tokens_per_parameter
+            if (low is None or ratio >= low) and (high is None or ratio <= high)
+        ]
+        if self.tokens_per_parameter and not listed:
+            raise ValueError(
+                f"no ratio of tokens_per_parameter lies between min_tokens_per_parameter={low} and "
+                f"max_tokens_per_parameter={high}"
+            )
         if low is not None and high is not None and low > high:
             raise ValueError(
                 f"min_tokens_per_parameter={low:g} must be at most "
@@ -111,12 +121,19 @@ class TokenRule(Frozen):
             )
         return self
 
+    @property
+    def least_tokens_per_parameter(self) -> float:
+        """Least ratio that a candidate must reach; 0 where there is none [-]."""
+        least = self.min_tokens_per_parameter or 0.0
+        return min((r for r in self.tokens_per_parameter if r >= least), default=least)
+
 
 def _law(value: Any) -> Any:
     try:
         return load_law(value)
     except LawError as error:
-        raise ValueError(str(error)) from None
+        text = str(error)
+        raise ValueError(text if len(text) <= 400 else f"{text[:397]}...") from None
 
 
 def _cluster(value: Any) -> Any:
@@ -246,9 +263,10 @@ def read_mapping(path: str | Path) -> Any:
         raise EnvelopeError(f"{file} must end in {', '.join(readers)}.")
     try:
         text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise EnvelopeError(f"{file} cannot be read: {reason}.") from None
+    except OSError as error:
+        raise EnvelopeError(f"{file} cannot be read: {error.strerror}.") from None
+    except ValueError:  # bytes that are no text, or a name that is no path
+        raise EnvelopeError(f"{str(file)!r} cannot be read: it is not UTF-8 text.") from None
     try:
         return readers[file.suffix](text)
     except (ValueError, RecursionError) as error:

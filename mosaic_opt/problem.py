@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil, floor, log10
 from typing import NamedTuple
 
 import numpy as np
@@ -284,26 +285,28 @@ class Problem:
 
     def _without_tokens(self, index: int, counts: Counts, budget: Tokens) -> Outcome:
         rule, n_active = self.envelope.tokens, float(self.n_active(index))
-        least = (
-            min(rule.tokens_per_parameter)
-            if budget.binding == "tokens_per_parameter"
-            else rule.min_tokens_per_parameter or 0.0
-        )
-        reached = budget.available / n_active
-        more_days = self.envelope.window_days * (least / reached - 1.0)
-        detail = (
-            f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
-            f"{least:g}: {more_days:.2g} more days would do"
-        )
+        least = rule.least_tokens_per_parameter
         if rule.max_tokens is not None and rule.max_tokens < least * n_active:
             detail = (
                 f"max_tokens={rule.max_tokens:g} is less than the {least * n_active:.4g} tokens "
                 f"that {least:g} tokens per parameter ask for"
             )
-            more_days = float("nan")
+            return self._failed(index, counts, "tokens", detail, float("nan"))
+        reached = budget.available / n_active
+        more_days = self.envelope.window_days * (least / reached - 1.0)
+        detail = (
+            f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
+            f"{least:g}: {_at_least(more_days)} more days would do"
+        )
         return self._failed(index, counts, "tokens", detail, more_days)
 
     @staticmethod
     def _failed(index: int, counts: Counts, reason: str, detail: str, shortfall: float) -> Outcome:
         nan = float("nan")
         return Outcome(index, -1, nan, nan, nan, nan, "", reason, detail, shortfall, counts)
+
+
+def _at_least(value: float) -> str:
+    """Write a positive number with two digits, rounded up."""
+    step = 10.0 ** (floor(log10(value)) - 1)
+    return f"{ceil(value / step * (1.0 - 1e-12)) * step:.6g}"

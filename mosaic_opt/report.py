@@ -6,6 +6,7 @@ from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -51,8 +52,8 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for name, value in rows:
+        table.add_row(name, escape(value))
     return table
 
 
@@ -73,7 +74,7 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
     )
     for c in candidates:
         table.add_row(
-            f"{c.rank:>3} {c.name.removeprefix('ladder:')}",
+            escape(f"{c.rank:>3} {c.name.removeprefix('ladder:')}"),
             number(c.n_active),
             number(c.n_total),
             f"{c.sparsity:.3f}",
@@ -237,7 +238,7 @@ def _rejections(solution: Solution) -> list[RenderableType]:
         lines.append(
             Text(
                 f"Rejected for {reason.replace('_', ' ')}: {len(items)}; nearest to fit: "
-                f"{nearest.name}, {nearest.detail}."
+                f"{nearest.name}, {nearest.detail.rstrip('.')}."
             )
         )
     return lines
@@ -303,7 +304,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
     sweeps = _grid("sweep", "rows", "MAPE %", "bias %", "Spearman", "ScalePlan MAPE %")
     for sweep in board.sweeps:
         sweeps.add_row(
-            sweep.name,
+            escape(sweep.name),
             str(sweep.rows),
             percent(sweep.mape),
             percent(sweep.bias),
@@ -322,7 +323,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
     rows = _grid("row", "measured %", "predicted %", "error %", "row out", "sweep out")
     for row in board.rows:
         rows.add_row(
-            f"{row.sweep} {_short(row.plan)}",
+            escape(f"{row.sweep} {_short(row.plan)}"),
             percent(row.measured_mfu),
             percent(row.predicted_mfu),
             percent(row.error),

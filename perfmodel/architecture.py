@@ -67,9 +67,9 @@ class ArchitectureDims(NamedTuple):
     tied_embeddings: float  # 1 if the head is the embedding
 
 
-_MAX_SIZE = 2**30
-Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
-Optional0 = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
+MAX_SIZE = 2**30
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Optional0 = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
 class Architecture(Frozen):

@@ -35,7 +35,7 @@ class Cluster(Frozen):
 
     hardware: str
     nodes: Nodes
-    memory_bytes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    memory_bytes: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
 
     @classmethod
     def parse(cls, text: str) -> Cluster:

@@ -223,6 +223,9 @@ def pipeline_time(
         mid = time_of_stage(a, stack, p, t, p.pp - 2.0).time
         if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
             mid = max(mid, time_of_stage(a, stack, p, t, 1.0).time)
+    elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
+        dense = dense_layers_of_stage(a, p, 1.0)
+        mid = stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, 0.0).time
     makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
     nodes = ceil(p.pp / devices_per_node)
     depth = stack.pipeline_node_cost * (nodes - 1.0) * makespan

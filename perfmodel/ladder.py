@@ -6,13 +6,16 @@ import re
 from math import gcd
 
 from perfmodel._integers import nearest_divisor
-from perfmodel.architecture import Architecture
+from perfmodel.architecture import MAX_SIZE, Architecture
 from perfmodel.errors import PerfmodelError
 
 GPT2_VOCABULARY = 50257
 """Vocabulary of the paper's runs (GPT-2 byte-pair encoding) [-]."""
 
 HEAD_DIM = 128
+
+MAX_SEED = 2**12
+"""Largest seed: 16,384 layers of width 2,097,152 [-]."""
 
 
 def ladder(
@@ -36,9 +39,12 @@ def ladder(
     PerfmodelError
         A size below 1, ``top_k`` above ``n_experts``, or a split that does not divide ``d_ff``.
     """
-    for name, value in (("q", q), ("E", n_experts), ("K", top_k), ("G", expert_split)):
-        if value < 1:
-            raise PerfmodelError(f"{name}={value} must be at least 1; nearest: 1.")
+    sizes = {"q": q, "E": n_experts, "K": top_k, "G": expert_split, "V": vocab_size}
+    for name, value in sizes.items():
+        largest = MAX_SEED if name == "q" else MAX_SIZE
+        if not 1 <= value <= largest:
+            near = min(max(value, 1), largest)
+            raise PerfmodelError(f"{name}={value} must be from 1 to {largest}; nearest: {near}.")
     if top_k > n_experts:
         raise PerfmodelError(f"K={top_k} must be at most E={n_experts}; nearest: {n_experts}.")
     n_heads = 4 * q
@@ -48,8 +54,9 @@ def ladder(
         near = nearest_divisor(d_ff, expert_split)
         raise PerfmodelError(f"G={expert_split} must divide d_ff={d_ff}; nearest: {near}.")
     width = d_ff // expert_split
+    vocabulary = "" if vocab_size == GPT2_VOCABULARY else f",V={vocab_size}"
     return Architecture(
-        name=f"ladder:q={q},E={n_experts},K={top_k},G={expert_split}",
+        name=f"ladder:q={q},E={n_experts},K={top_k},G={expert_split}{vocabulary}",
         n_layers=4 * q,
         d_model=d_model,
         n_heads=n_heads,

@@ -137,11 +137,13 @@ def stage_bytes(
     per_microbatch = n_moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
     per_microbatch += n_dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
     activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
-    if p.recompute >= 3.0:  # the layer that is being replayed
+    if p.recompute >= 3.0:  # the largest layer that is replayed; its input is kept already
+        replayed = 0.0
         if n_moe > 0.0:
-            activations += layer_activation_bytes(a, p, tokens, 1.0, 0.0)
-        else:
-            activations += layer_activation_bytes(a, p, tokens, 0.0, 0.0)
+            replayed = layer_activation_bytes(a, p, tokens, 1.0, 0.0)
+        if n_dense > 0.0:
+            replayed = max(replayed, layer_activation_bytes(a, p, tokens, 0.0, 0.0))
+        activations += replayed - layer_activation_bytes(a, p, tokens, 0.0, 3.0)
 
     logits = 0.0
     if stage == p.pp - 1.0:

@@ -84,6 +84,9 @@ def _groups(model: StepModel) -> Queries:
     if a.n_experts > 0.0 and p.ep > 1.0:
         volume = local * a.top_k * hidden
         asked.append(("all_to_all", {"size": p.ep, "stride": p.etp, "volume": volume}))
+    if a.n_experts > 0.0 and p.etp > 1.0:
+        volume = p.etp * local * a.top_k * hidden
+        asked.append(("all_gather", {"size": p.etp, "stride": 1.0, "volume": volume}))
     rings = [
         (p.tp, 1.0, local * p.tp * hidden, local * p.tp * hidden),
         (p.dp * p.cp, p.tp, FP32_BYTES * dense, BF16_BYTES * dense),

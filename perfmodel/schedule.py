@@ -195,8 +195,8 @@ def makespan_interleaved(
     ahead = extra_first * (pp if extra_first > 0.0 else 1.0)
     path = m * tau_last + (pp - 1.0) * chunk + ahead
     if pp > 2.0:  # a middle device sets the pace
-        path = max(path, m * tau_mid + (pp - 2.0) * chunk + ahead)
-    return max(path, m * tau_first)
+        path = max(path, m * tau_mid + (pp - 2.0) * chunk + ahead, m * tau_mid)
+    return max(path, m * tau_first, m * tau_last)
 
 
 @formula

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, load_stack
@@ -61,6 +62,7 @@ class StepEstimate(Frozen):
         Every value outside the range that a surface or the stack was fitted on, one sentence each.
     """
 
+    schema_version: Literal[1] = 1
     step_time_s: float
     mfu: float
     mfu_convention: MfuConvention
@@ -239,7 +241,7 @@ class StepModel:
             "compute_attention_core": weakest(
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
-            "compute_elementwise": elementwise,
+            "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
             "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
@@ -279,6 +281,16 @@ class StepModel:
             if cumulative >= HEADLINE_SHARE:
                 return source
         return order[0]
+
+
+def _mismatch(model: StepModel) -> tuple[str, ...]:
+    fitted_with, priced_with = model.profile.hardware, model.cluster.pack.name
+    if fitted_with == priced_with:
+        return ()
+    return (
+        f"{model.profile.name}: its constants were fitted with hardware pack {fitted_with} and are "
+        f"used with {priced_with}.",
+    )
 
 
 def estimate(
@@ -336,7 +348,7 @@ def estimate(
         ),
         breakdown_s=model.breakdown(),
         sources=model.sources(),
-        flags=tuple(flag.message for flag in range_flags(model)),
+        flags=(*_mismatch(model), *(flag.message for flag in range_flags(model))),
         architecture=architecture.summary(),
         plan=plan,
         stack=profile.name,

@@ -101,9 +101,19 @@ def fit_constants(
     -------
     array of shape (4,)
         A, H, s [s] and c [-].
+
+    Raises
+    ------
+    PerfmodelError
+        Fewer runs than constants.
     """
     from scipy.optimize import least_squares
 
+    if len(runs) < len(FITTED_CONSTANTS):
+        raise PerfmodelError(
+            f"{len(runs)} measured runs cannot fit {len(FITTED_CONSTANTS)} constants; at least "
+            f"{len(FITTED_CONSTANTS)} are needed outside each row, or sweep, that is left out."
+        )
     measured = np.log([run.measured for run in runs])
     root = np.ones(len(runs)) if weights is None else np.sqrt(weights)
 
@@ -278,6 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return 2
     words = ["--base", o.base, "--name", o.name, "--hardware", o.hardware]
+    if o.runs is not None:
+        words += ["--runs", o.runs.name]
     words += ["--resamples", str(o.resamples), "--seed", str(o.seed), "--origin", o.origin]
     command = (
         f"python -m perfmodel.calibration.fit_stack {shlex.join([*words, '--out', o.out.name])}"

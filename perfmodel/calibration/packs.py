@@ -112,7 +112,9 @@ class RangeFlag(NamedTuple):
     @property
     def message(self) -> str:
         """One sentence for a person."""
-        verdict = "is refused" if self.policy == "refuse" else "is an extrapolation"
+        verdict = "is an extrapolation"
+        if self.policy == "refuse":
+            verdict += ", which a search refuses"
         return (
             f"{self.surface}: {self.variable} = {self.value:g} is outside the measured range "
             f"[{self.low:g}, {self.high:g}], so the price {verdict}."

@@ -67,7 +67,7 @@ def _read(name_or_path: str | Path, folder: str, what: str) -> tuple[str, str]:
     if isinstance(name_or_path, str) and name_or_path in names:
         return (_shipped_folder(folder) / f"{name_or_path}.toml").read_text("utf-8"), name_or_path
     path = Path(name_or_path)
-    if path.suffix != ".toml":
+    if path.suffix != ".toml" or "\0" in str(path):
         raise PackError(
             f"There is no {what} {str(name_or_path)!r}: give the path of a .toml file or one of "
             f"the shipped ones ({', '.join(names)})."

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from perfmodel.architecture import Architecture, MfuConvention
-from perfmodel.cluster import Batch, Cluster, Optimizer
-from perfmodel.errors import PerfmodelError
+from perfmodel.cluster import Batch, Cluster
+from perfmodel.errors import IllegalPlanError, PerfmodelError
+from perfmodel.frozen import explain
 from perfmodel.ladder import ladder
 from perfmodel.plan import Plan, Recompute
+from perfmodel.step import check
 
 SWEEPS = "b200_layout_sweeps.csv"
 TABLE5 = "table5.csv"
@@ -45,34 +49,83 @@ def _rows(path: Path | None, shipped: str) -> Iterator[dict[str, str]]:
     return csv.DictReader(lines)
 
 
-_INTEGERS = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "vocab_size")
+_SIZES = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "vocab_size")
 _EXPERTS = ("n_experts", "top_k", "d_expert", "d_shared")
+_DEGREES = ("pp", "ep", "dp", "micro_batch")
+_OPTIONAL_DEGREES = ("tp", "etp", "cp", "vpp")  # 1 where the table has no such column
 
 
-def _run(row: dict[str, str], hardware: str) -> MeasuredRun:
-    sizes: dict[str, object] = {name: int(row[name]) for name in (*_INTEGERS, *_EXPERTS)}
-    return MeasuredRun(
-        sweep=row["sweep"],
+class _Row:
+    """One row of a table; a missing or impossible value is said with its column."""
+
+    def __init__(self, cells: dict[str, str | None]) -> None:
+        self._cells = cells
+
+    def text(self, column: str, default: str | None = None) -> str:
+        """Return a cell as it stands."""
+        value = self._cells.get(column)
+        if value is None or value == "":
+            if default is None:
+                raise PerfmodelError(f"{column} is missing")
+            return default
+        return value
+
+    def integer(self, column: str, default: str | None = None) -> int:
+        """Return a cell that holds a whole number."""
+        value = self.text(column, default)
+        try:
+            return int(value)
+        except ValueError:
+            raise PerfmodelError(f"{column}={value!r} must be a whole number") from None
+
+    def fraction(self, column: str) -> float:
+        """Return a cell that holds a number above 0 and up to 1."""
+        value = self.text(column)
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not 0.0 < number <= 1.0:
+            raise PerfmodelError(f"{column}={value!r} must be a fraction above 0 and up to 1")
+        return number
+
+
+def _run(row: _Row, hardware: str) -> MeasuredRun:
+    sizes = {name: row.integer(name) for name in (*_SIZES, *_EXPERTS)}
+    degrees = {name: row.integer(name) for name in _DEGREES}
+    degrees |= {name: row.integer(name, "1") for name in _OPTIONAL_DEGREES}
+    convention = row.text("mfu_convention", MfuConvention.SIX_N_EMBEDDING.value)
+    if convention not in list(MfuConvention):
+        raise PerfmodelError(
+            f"mfu_convention={convention!r} must be one of {', '.join(MfuConvention)}"
+        )
+    run = MeasuredRun(
+        sweep=row.text("sweep"),
         architecture=Architecture.model_validate(
-            sizes | {"name": row["sweep"], "tied_embeddings": row["tied_embeddings"] == "true"}
+            sizes
+            | {
+                "name": row.text("sweep"),
+                "first_k_dense": row.integer("first_k_dense", "0"),
+                "tied_embeddings": row.text("tied_embeddings").lower() == "true",
+            }
         ),
-        plan=Plan(
-            ep=int(row["ep"]),
-            pp=int(row["pp"]),
-            dp=int(row["dp"]),
-            micro_batch=int(row["micro_batch"]),
-            recompute=Recompute(row["recompute"]),
+        plan=Plan.model_validate(degrees | {"recompute": row.text("recompute")}),
+        cluster=Cluster(hardware=hardware, nodes=row.integer("nodes")),
+        batch=Batch.model_validate(
+            {
+                "global_batch": row.integer("global_batch"),
+                "seq_len": row.integer("seq_len"),
+                "optimizer": row.text("optimizer"),
+            }
         ),
-        cluster=Cluster(hardware=hardware, nodes=int(row["nodes"])),
-        batch=Batch(
-            global_batch=int(row["global_batch"]),
-            seq_len=int(row["seq_len"]),
-            optimizer=Optimizer(row["optimizer"]),
-        ),
-        measured_mfu=float(row["measured_mfu"]),
-        mfu_convention=MfuConvention.SIX_N_EMBEDDING,
-        peer_mfu=float(row["scaleplan_mfu"]) if row.get("scaleplan_mfu") else None,
+        measured_mfu=row.fraction("measured_mfu"),
+        mfu_convention=MfuConvention(convention),
+        peer_mfu=row.fraction("scaleplan_mfu") if row.text("scaleplan_mfu", "-") != "-" else None,
     )
+    broken = check(run.architecture, run.plan, run.cluster, run.batch)
+    if broken:
+        raise IllegalPlanError(broken)
+    return run
 
 
 def layout_sweeps(path: Path | None = None, hardware: str = "p6-b200") -> tuple[MeasuredRun, ...]:
@@ -81,15 +134,18 @@ def layout_sweeps(path: Path | None = None, hardware: str = "p6-b200") -> tuple[
     Raises
     ------
     PerfmodelError
-        The file cannot be read, or a row lacks a column or holds an impossible value.
+        The file cannot be read, or a row lacks a column, holds an impossible value or a layout
+        that breaks a rule.
     """
     runs = []
-    for number, row in enumerate(_rows(path, SWEEPS), start=1):
+    for number, cells in enumerate(_rows(path, SWEEPS), start=1):
         try:
-            runs.append(_run(row, hardware))
-        except (KeyError, ValueError) as error:
-            what = f"column {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            raise PerfmodelError(f"Row {number} of the measured runs: {what}.") from None
+            runs.append(_run(_Row(dict(cells)), hardware))
+        except ValidationError as error:
+            raise PerfmodelError(f"Row {number} of the measured runs: {explain(error)}.") from None
+        except PerfmodelError as error:
+            text = str(error).rstrip(".")
+            raise PerfmodelError(f"Row {number} of the measured runs: {text}.") from None
     if not runs:
         raise PerfmodelError("The table of measured runs has no rows.")
     return tuple(runs)

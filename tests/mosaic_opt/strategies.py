@@ -92,7 +92,8 @@ def token_rules(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         rule["max_tokens_per_parameter"] = bounds[1]
     if draw(st.booleans()):
-        listed = draw(st.lists(ratios(), min_size=1, max_size=4))
+        # one of them between the bounds: a rule that no window could meet is refused when read
+        listed = [*draw(st.lists(ratios(), max_size=3)), draw(st.sampled_from(bounds))]
         return rule | {"kind": "grid", "tokens_per_parameter": listed}
     return rule | {"kind": "saturate"}
 

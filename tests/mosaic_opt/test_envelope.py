@@ -24,7 +24,8 @@ from mosaic_opt.envelope import (
 )
 from mosaic_opt.errors import EnvelopeError
 from perfmodel.cluster import Cluster
-from tests.mosaic_opt.strategies import TINY, small_envelopes, tiny, tiny_envelope, tiny_ladder
+
+from .strategies import TINY, small_envelopes, tiny, tiny_envelope, tiny_ladder
 
 # ---------------------------------------------------------------- reading
 
@@ -176,7 +177,7 @@ def test_missing_field_is_named(field: str) -> None:
 
 @pytest.mark.parametrize("content", [None, [], "text", 3, [TINY]])
 def test_content_of_another_kind_is_said(content: Any) -> None:
-    with pytest.raises(EnvelopeError, match="holds a .*, not a table of fields"):
+    with pytest.raises(EnvelopeError, match=r"holds a .*, not a table of fields"):
         parse_envelope(content)
 
 
@@ -186,6 +187,11 @@ def test_largest_grid_is_accepted_and_one_more_is_not() -> None:
     assert tiny_envelope(candidates=grid).candidates.grid_size == MAX_CANDIDATES
     with pytest.raises(EnvelopeError, match="2000000 points, which must be at most 1000000"):
         tiny_envelope(candidates=grid | {"expert_split": [1, 2]})
+
+
+def test_nearest_legal_value_is_legal() -> None:
+    with pytest.raises(EnvelopeError, match=r"plans.tp.0=1048577: .*; nearest: 1048576\b"):
+        tiny_envelope(plans={"tp": [2**20 + 1]})
 
 
 def test_hint_of_an_unknown_field_is_about_the_kind_in_use() -> None:

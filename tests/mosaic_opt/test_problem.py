@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.problem import Outcome, Problem
 from perfmodel.rules import RULES, violations
-from tests.mosaic_opt.strategies import (
+
+from .strategies import (
     small_envelopes,
     tiny,
     tiny_envelope,
@@ -146,7 +147,7 @@ def test_tokens_fall_as_the_step_grows(spec: dict[str, Any], step_s: float, k: f
 # ---------------------------------------------------------------- why not: memory
 
 
-@pytest.mark.parametrize("fraction", [0.005, 0.01, 0.02])
+@pytest.mark.parametrize("fraction", [0.002, 0.005, 0.01])
 def test_memory_says_how_much_is_short(fraction: float) -> None:
     envelope = tiny_envelope(candidates=ONE, memory_fraction=fraction)
     problem = Problem(envelope)
@@ -164,6 +165,7 @@ def test_memory_says_how_much_is_short(fraction: float) -> None:
     assert needs == pytest.approx(leanest / GB, abs=0.051)
     assert cap == pytest.approx(envelope.memory_cap_bytes / GB, abs=0.051)
     assert short == pytest.approx((leanest - envelope.memory_cap_bytes) / GB, abs=0.051)
+    assert outcome.shortfall == pytest.approx(leanest - envelope.memory_cap_bytes, rel=1e-9)
     assert short > 0.0
 
 
@@ -187,7 +189,7 @@ def test_memory_of_the_cluster_replaces_the_pack() -> None:
 
 
 def more_days(outcome: Outcome) -> float:
-    found = re.search(r"([-\d.]+) more days would do", outcome.detail)
+    found = re.search(r"(\S+) more days would do", outcome.detail)
     assert found is not None, outcome.detail
     return float(found.group(1))
 
@@ -196,15 +198,25 @@ RATIO = only(window_days=1.0).tokens / tiny_problem(candidates=ONE).n_active(0)
 """Tokens per parameter that the candidate sees in a day."""
 
 
-@pytest.mark.parametrize("days", [1.26, 3.14, 10.01, 25.55, 400.02])
+@pytest.mark.parametrize(
+    "days",
+    [
+        1.26,
+        3.14,
+        10.01,
+        25.55,
+        400.02,
+    ],
+)
 def test_stated_days_are_enough(days: float) -> None:
     rule = {"kind": "saturate", "min_tokens_per_parameter": days * RATIO}
     outcome = only(tokens=rule)
     assert (outcome.feasible, outcome.reason) == (False, "tokens")
+    assert outcome.shortfall == pytest.approx(days - 1.0, rel=1e-9)
     more = more_days(outcome)
-    assert more == pytest.approx(days - 1.0, abs=0.11)
+    assert more <= 1.1 * (days - 1.0) + 0.1
     assert only(tokens=rule, window_days=1.0 + more).feasible
-    assert not only(tokens=rule, window_days=1.0 + more - 0.11).feasible
+    assert not only(tokens=rule, window_days=1.0 + 0.85 * more - 0.1).feasible
 
 
 @pytest.mark.parametrize("days", [1.26, 3.14])
@@ -225,7 +237,7 @@ def test_stated_days_reach_the_least_ratio_of_a_grid_that_is_enough() -> None:
     outcome = only(tokens=rule)
     assert outcome.reason == "tokens"
     more = more_days(outcome)
-    assert more == pytest.approx(3.0, abs=0.11)
+    assert 3.0 <= more <= 3.4
     assert only(tokens=rule, window_days=1.0 + more).feasible
 
 

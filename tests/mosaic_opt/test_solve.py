@@ -28,7 +28,8 @@ from perfmodel.ladder import ladder
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import violations
 from perfmodel.step import estimate
-from tests.mosaic_opt.strategies import (
+
+from .strategies import (
     ratios,
     small_envelopes,
     solved_table3,
@@ -270,9 +271,7 @@ def assert_sound(envelope: Envelope, solution: Solution) -> None:
     assert all(c.memory_bytes <= envelope.memory_cap_bytes for c in solution.candidates)
     counts = solution.counts
     assert counts.plans == counts.architectures * counts.layouts
-    assert (
-        counts.priced + counts.infeasible + counts.discarded + counts.unexamined == counts.plans
-    )
+    assert counts.priced + counts.infeasible + counts.discarded + counts.unexamined == counts.plans
     assert counts.over_memory + counts.refused <= counts.priced
     assert counts.feasible_architectures == len(losses)
     assert len(losses) + len(solution.rejected) <= counts.architectures <= counts.grid_points
@@ -283,9 +282,7 @@ def assert_sound(envelope: Envelope, solution: Solution) -> None:
     assert all(c.delta_loss == c.loss - losses[0] for c in solution.candidates)
     tolerance = solution.near_tie_rule.loss_tolerance
     assert tolerance == pytest.approx(own_tolerance(envelope, solution), rel=1e-6, abs=1e-13)
-    assert solution.near_ties == tuple(
-        c for c in solution.candidates if c.delta_loss <= tolerance
-    )
+    assert solution.near_ties == tuple(c for c in solution.candidates if c.delta_loss <= tolerance)
     best, first = solution.optimum, solution.candidates[0]
     assert best is not None
     assert (best.loss, best.plan, best.tokens) == (first.loss, first.plan, first.tokens)

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
+from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Optimizer
 from perfmodel.iteration import (
     ModeTotals,
@@ -25,10 +26,11 @@ from perfmodel.iteration import (
     with_replay,
 )
 from perfmodel.layer import OperatorTimes, layer_cost
+from perfmodel.schedule import makespan_interleaved
 from perfmodel.schedule_graph import simulate
 from perfmodel.stack import FITTED_CONSTANTS, Stack
 
-from .strategies import PEAK, Run, dims, ideal_hardware, ideal_stack, moe, runs, tensors
+from .strategies import PEAK, Run, dims, ideal_hardware, ideal_stack, moe, profiles, runs, tensors
 
 FORWARD_SHARE = {0.0: 1 / 3, 1.0: 1 / 3, 2.0: 1 / 3, 3.0: 1 / 4}
 ADAMW = Optimizer.ADAMW.dims
@@ -37,20 +39,22 @@ ADAMW = Optimizer.ADAMW.dims
 # ---------------------------------------------------------------- parts of a step
 
 
-@given(runs())
-def test_the_breakdown_adds_up_to_the_step(run: Run) -> None:
-    parts = run.model.breakdown()
-    assert sum(parts.values()) == pytest.approx(run.model.step_s, rel=1e-12)
+@given(runs(), profiles)
+def test_the_breakdown_adds_up_to_the_step(run: Run, stack: StackProfile) -> None:
+    model = run.under(stack)
+    parts = model.breakdown()
+    assert sum(parts.values()) == pytest.approx(model.step_s, rel=1e-12)
     assert all(isfinite(seconds) for seconds in parts.values())
     assert all(seconds >= 0 for name, seconds in parts.items() if name != "bubble")
-    assert parts["bubble"] >= -1e-12 * run.model.step_s
+    assert parts["bubble"] >= -1e-12 * model.step_s
 
 
-@given(runs())
-def test_mfu_is_a_fraction_of_what_the_devices_could_do(run: Run) -> None:
+@given(runs(), profiles)
+def test_mfu_is_a_fraction_of_what_the_devices_could_do(run: Run, stack: StackProfile) -> None:
+    step_s = run.under(stack).step_s
     for convention in (MfuConvention.SIX_N_NONEMBEDDING, MfuConvention.SIX_N_HEAD):
         flop = run.architecture.flops_per_token(convention) * run.batch.tokens
-        mfu = flop / (run.model.step_s * run.cluster.n_devices * run.cluster.peak_flops)
+        mfu = flop / (step_s * run.cluster.n_devices * run.cluster.peak_flops)
         assert 0 < mfu < 1
 
 
@@ -144,6 +148,23 @@ def test_interleaving_is_the_longest_path_where_the_last_stage_is_the_slowest(
     assert chunks.sum(axis=0) == pytest.approx(times, rel=1e-12)
     exact = simulate("interleaved", chunks / 3, 2 * chunks / 3, n)
     assert makespan == pytest.approx(exact, rel=1e-9)
+
+
+@given(
+    st.tuples(*[st.sampled_from((0.01, 0.5, 1.0, 4.0))] * 3),
+    st.sampled_from((2, 3, 4, 8)),
+    st.sampled_from((1, 2, 4)),
+    st.integers(1, 4),
+)
+def test_no_schedule_ends_before_its_busiest_device_has_done_its_work(
+    taus: tuple[float, float, float], pp: int, vpp: int, groups: int
+) -> None:
+    """Else the bubble would be negative."""
+    first, mid, last = taus
+    n = float(groups * pp)
+    makespan = makespan_interleaved(first, mid, last, float(pp), float(vpp), n)
+    busiest = max(first, last, mid if pp > 2 else 0.0)
+    assert makespan >= n * busiest
 
 
 def test_depth_beyond_a_node_costs_its_share() -> None:
@@ -277,11 +298,13 @@ def test_ranks_wait_for_each_other_only_where_the_device_has_no_backlog() -> Non
     assert stage_time(TOTALS, busy, dims(pp=4, ep=8), 2.0, 0.0, 0.0).jitter == 0
 
 
-@given(runs(), st.sampled_from(Stack._fields), st.sampled_from((1.01, 2.0, 30.0)))
-def test_a_slower_stack_never_makes_a_faster_step(run: Run, name: str, factor: float) -> None:
+@given(runs(), profiles, st.sampled_from(Stack._fields), st.sampled_from((1.01, 2.0, 30.0)))
+def test_a_slower_stack_never_makes_a_faster_step(
+    run: Run, measured: StackProfile, name: str, factor: float
+) -> None:
     # With interleaving the closed form is a lower bound that may fall in its middle stages.
     assume(run.plan.vpp == 1 or run.architecture.n_dense_layers in (0, run.architecture.n_layers))
-    stack = run.model.profile.stack()
+    stack = measured.stack()
     slower = stack._replace(**{name: factor * getattr(stack, name)})
     if name == "optimizer_matmul_eff":
         slower = stack._replace(optimizer_matmul_eff=stack.optimizer_matmul_eff / factor)

@@ -286,7 +286,7 @@ def test_the_peak_where_dense_layers_reach_beyond_the_first_stage(
     first_k_dense: int, vpp: int, groups: int, mode: float
 ) -> None:
     for d_ff in (32, 1536, 60000):
-        a = moe(n_layers=24, first_k_dense=first_k_dense, d_ff=d_ff)
+        a = moe(n_layers=24, first_k_dense=first_k_dense, d_ff=d_ff, vocab_size=8)
         p = dims(pp=4, vpp=vpp, recompute=mode)
         every = [stage_total(m) for m in stages(a, p, n_microbatches=4 * groups)]
         assert peak(a, p, 4 * groups) == max(every)

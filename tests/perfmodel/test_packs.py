@@ -98,7 +98,8 @@ class TestCheck:
         (flag,) = pack.check("all_to_all", size=64)
         assert flag.policy == "refuse"
         assert flag.message == (
-            "all_to_all: size = 64 is outside the measured range [2, 32], so the price is refused."
+            "all_to_all: size = 64 is outside the measured range [2, 32], "
+            "so the price is an extrapolation, which a search refuses."
         )
 
     def test_only_large_all_to_all_groups_are_refused(self, pack: HardwarePack) -> None:
