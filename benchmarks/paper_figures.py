@@ -19,7 +19,7 @@ from mosaic_opt.problem import Problem
 from mosaic_opt.result import Candidate
 from perfmodel import Cluster, MfuConvention, Plan, StackProfile, estimate, load_stack
 from perfmodel.calibration.writer import record_toml
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Recompute
 from perfmodel.step import DEFAULT_STACK
 from perfmodel.validation.runs import layout_sweeps

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mosaic_opt.errors import EnvelopeError, MosaicError
     from mosaic_opt.problem import Problem
     from mosaic_opt.result import Solution, Status
-    from mosaic_opt.solve import solve
+    from mosaic_opt.solver import solve
 
 _HOMES = {
     "Backend": "backends.base",
@@ -39,7 +39,7 @@ _HOMES = {
     "examples": "envelope",
     "json_schema": "envelope",
     "load_envelope": "envelope",
-    "solve": "solve",
+    "solve": "solver",
 }
 
 __all__ = [

@@ -94,7 +94,7 @@ def _model(text: str) -> Architecture:
     from mosaic_opt.envelope import read_mapping
     from mosaic_opt.errors import MosaicError
     from perfmodel.architecture import Architecture
-    from perfmodel.ladder import parse_ladder
+    from perfmodel.ladders import parse_ladder
 
     if text.startswith("ladder:"):
         return parse_ladder(text)
@@ -126,7 +126,7 @@ def solve(
     from mosaic_opt.errors import MosaicError
     from mosaic_opt.report import render_solution
     from mosaic_opt.result import Status
-    from mosaic_opt.solve import solve as search
+    from mosaic_opt.solver import solve as search
 
     if (envelope is None) == (example is None):
         raise MosaicError("Give an envelope file or --example NAME, one of the two.")

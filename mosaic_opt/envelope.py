@@ -25,7 +25,7 @@ from perfmodel.architecture import Architecture, MfuConvention, ParameterConvent
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
-from perfmodel.ladder import GPT2_VOCABULARY, ladder
+from perfmodel.ladders import GPT2_VOCABULARY, ladder
 from perfmodel.plan import PlanSpace
 
 SECONDS_PER_DAY = 86400.0

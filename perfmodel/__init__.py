@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.calibration.stacks import StackProfile, load_stack
     from perfmodel.cluster import Batch, Cluster, Optimizer
     from perfmodel.errors import IllegalPlanError, PerfmodelError
-    from perfmodel.ladder import ladder, parse_ladder
+    from perfmodel.ladders import ladder, parse_ladder
     from perfmodel.plan import Plan, PlanSpace, Recompute
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
@@ -50,10 +50,10 @@ _HOMES = {
     "Violation": "rules",
     "check": "step",
     "estimate": "step",
-    "ladder": "ladder",
+    "ladder": "ladders",
     "load_pack": "calibration.packs",
     "load_stack": "calibration.stacks",
-    "parse_ladder": "ladder",
+    "parse_ladder": "ladders",
 }
 
 __all__ = [

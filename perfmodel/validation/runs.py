@@ -14,7 +14,7 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError, PerfmodelError
 from perfmodel.frozen import explain
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Plan, Recompute
 from perfmodel.step import check
 

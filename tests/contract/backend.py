@@ -23,7 +23,7 @@ from mosaic_opt.backends.registry import backend_class
 from mosaic_opt.certificate import certify
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.problem import Problem
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 
 SMALL: dict[str, Any] = {
     "cluster": {"hardware": "p6-b200", "nodes": 1},

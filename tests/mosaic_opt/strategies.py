@@ -12,7 +12,7 @@ from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import Envelope, example, parse_envelope
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import Solution
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from perfmodel.validation.scoreboard import Scoreboard, validate
 
 TINY: dict[str, Any] = {

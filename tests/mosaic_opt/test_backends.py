@@ -21,7 +21,7 @@ from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, resolve
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from tests.contract.backend import BackendContract
 
 from .strategies import tiny_envelope

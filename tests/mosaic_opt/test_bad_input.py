@@ -25,7 +25,7 @@ from mosaic_opt.envelope import Envelope, load_envelope, parse_envelope
 from mosaic_opt.errors import EnvelopeError, MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import Solution
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from perfmodel.errors import PerfmodelError
 
 from .strategies import TINY, tiny, tiny_ladder

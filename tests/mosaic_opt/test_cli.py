@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-import mosaic_opt.solve
+import mosaic_opt.solver
 from mosaic_opt import cli
 from mosaic_opt.envelope import examples, parse_envelope
 from mosaic_opt.result import Solution
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 
 from .strategies import TINY, scoreboard, solved_tiny, tiny
 
@@ -178,7 +178,7 @@ def test_interrupt_outside_the_search(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mosaic_opt.solve, "solve", interrupted)
+    monkeypatch.setattr(mosaic_opt.solver, "solve", interrupted)
     ran = mosaic("solve", str(envelope))
     assert (ran.code, ran.out) == (130, "")
     assert "Traceback" not in ran.err

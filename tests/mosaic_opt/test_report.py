@@ -11,9 +11,9 @@ from mosaic_opt.backends.base import Progress
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import example, parse_envelope
 from mosaic_opt.report import as_text, number, render_scoreboard, render_step, render_violations
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from perfmodel.cluster import Batch, Cluster
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Plan
 from perfmodel.step import check, estimate
 

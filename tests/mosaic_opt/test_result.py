@@ -17,9 +17,9 @@ from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.result import SCHEMA_VERSION, Solution
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from perfmodel.cluster import Batch, Cluster
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
 from perfmodel.step import check, estimate

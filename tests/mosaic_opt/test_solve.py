@@ -21,10 +21,10 @@ from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import Envelope, example, examples, parse_envelope
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.result import Solution, Status
-from mosaic_opt.solve import solve
+from mosaic_opt.solver import solve
 from perfmodel.architecture import Architecture
 from perfmodel.calibration.stacks import load_stack
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import violations
 from perfmodel.step import estimate

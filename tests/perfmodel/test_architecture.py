@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 
 from .strategies import Tensor, architectures, dense, few_steps, moe, tensors
 

@@ -13,7 +13,7 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.records import PackError
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
-from perfmodel.ladder import ladder
+from perfmodel.ladders import ladder
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import RULES
 from perfmodel.sources import Source

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.ladder import GPT2_VOCABULARY, ladder, parse_ladder
+from perfmodel.ladders import GPT2_VOCABULARY, ladder, parse_ladder
 
 from .strategies import few_steps
 
