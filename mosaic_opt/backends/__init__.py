@@ -1,1 +1,4 @@
-"""Ways to search a problem. A backend reports; only :func:`mosaic_opt.solver.solve` grants OPTIMAL."""
+"""Ways to search a problem.
+
+A backend reports; only :func:`mosaic_opt.solver.solve` grants OPTIMAL.
+"""
