@@ -2,7 +2,8 @@
 
 "Certified" means: of the model. The incumbent and the candidates behind it are priced again by the
 scalar formulas, their tokens and losses are computed again, and the pairs that the search reports
-must add up to the space.
+must add up to the space. That a candidate was rejected is not checked here: it is the word of the
+backend, which the tests hold against brute force.
 """
 
 from __future__ import annotations

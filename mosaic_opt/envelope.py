@@ -49,8 +49,8 @@ class LadderSpace(Frozen):
     top_k: tuple[Experts, ...] = Field(min_length=1)
     expert_split: tuple[Experts, ...] = Field(min_length=1)
     vocab_size: Annotated[int, Field(ge=1, le=2**30, strict=True)] = GPT2_VOCABULARY
-    min_sparsity: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    max_sparsity: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_sparsity: Annotated[float, Field(ge=0.0, lt=1.0, strict=True)] = 0.0
+    max_sparsity: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
 
     @property
     def grid_size(self) -> int:
@@ -80,7 +80,7 @@ class ExplicitSpace(Frozen):
         return self.models
 
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
 
 
 class TokenRule(Frozen):
@@ -183,20 +183,20 @@ class Envelope(Frozen):
 
     name: Annotated[str, Field(min_length=1, max_length=200)] = "envelope"
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    window_days: Annotated[float, Field(gt=0.0, le=36500.0)]
+    window_days: Annotated[float, Field(gt=0.0, le=36500.0, strict=True)]
     batch: Batch
     candidates: Annotated[LadderSpace | ExplicitSpace, Field(discriminator="kind")]
     law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
         default_factory=lambda: load_law("mosaic-table2")
     )
-    goodput: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    goodput: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
     tokens: TokenRule = TokenRule()
     plans: PlanSpace = PlanSpace()
-    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.92
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 0.92
     stack: Annotated[str, Field(min_length=1)] = "megatron-eager"
     parameter_convention: ParameterConvention = ParameterConvention.WITHOUT_EMBEDDING_AND_HEAD
     mfu_convention: MfuConvention = MfuConvention.SIX_N_NONEMBEDDING
-    mfu_error: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.06
+    mfu_error: Annotated[float, Field(ge=0.0, lt=1.0, strict=True)] = 0.06
     extrapolation: Literal["refuse", "flag"] = "refuse"
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log10
+from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
 
 import numpy as np
@@ -293,7 +293,12 @@ class Problem:
             )
             return self._failed(index, counts, "tokens", detail, float("nan"))
         reached = budget.available / n_active
-        more_days = self.envelope.window_days * (least / reached - 1.0)
+        more_days = self.envelope.window_days * (least / reached - 1.0) if reached else inf
+        if not isfinite(more_days):
+            window = f"a window of {self.envelope.window_days:g} days"
+            detail = f"its best layout sees next to no tokens in {window}"
+            return self._failed(index, counts, "tokens", detail, float("nan"))
+        more_days = max(more_days, 1e-9 * self.envelope.window_days)  # short by a rounding
         detail = (
             f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
             f"{least:g}: {_at_least(more_days)} more days would do"

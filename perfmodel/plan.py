@@ -33,6 +33,9 @@ from perfmodel.rules import (
 
 __all__ = ["MAX_DEGREE", "Mesh", "Plan", "PlanSpace", "PlanTable", "Recompute", "legal_mask"]
 
+MAX_LAYOUTS = 20_000_000
+"""The most rows of a skeleton on the way to its last column."""
+
 MAX_DEGREE = 2**20
 """The largest degree, micro-batch and world that make sense to this package."""
 
@@ -300,7 +303,9 @@ def _least_first(modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
     return tuple(mode for mode in Recompute if mode in modes)
 
 
-Degrees = Annotated[tuple[Degree, ...], Field(min_length=1), AfterValidator(_sorted_unique)]
+Degrees = Annotated[
+    tuple[Degree, ...], Field(min_length=1, max_length=256), AfterValidator(_sorted_unique)
+]
 Modes = Annotated[tuple[Recompute, ...], Field(min_length=1), AfterValidator(_least_first)]
 
 
@@ -380,6 +385,11 @@ _BINDING_ORDER = (
 def _times(columns: dict[str, Column], variable: str, domain: Column) -> dict[str, Column]:
     """Pair every row with every value of one more variable, the new one fastest."""
     rows = len(columns[""])
+    if rows * len(domain) > MAX_LAYOUTS:
+        raise PerfmodelError(
+            f"The space has {rows * len(domain)} layouts at {variable}, which must be at most "
+            f"{MAX_LAYOUTS}; list fewer values."
+        )
     longer = {name: np.repeat(column, len(domain)) for name, column in columns.items()}
     return {**longer, variable: np.tile(domain, rows)}
 

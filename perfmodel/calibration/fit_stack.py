@@ -312,16 +312,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=Path, help="CSV of measured runs; default: the shipped ones")
     parser.add_argument("--hardware", default="p6-b200", help="hardware pack, by name or path")
     parser.add_argument("--resamples", type=_positive, default=400, help="bootstrap resamples")
-    parser.add_argument("--seed", type=_positive, default=2608, help="seed of the bootstrap")
+    parser.add_argument("--seed", type=_natural, default=2608, help="seed of the bootstrap")
     parser.add_argument("--origin", default=SHIPPED_ORIGIN, help="where the runs come from")
     return parser
 
 
-def _positive(text: str) -> int:
+def _natural(text: str) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 0")
     return value
+
+
+def _positive(text: str) -> int:
+    if _natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return int(text)
 
 
 def _say(text: str) -> None:

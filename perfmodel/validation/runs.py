@@ -46,7 +46,10 @@ def _rows(path: Path | None, shipped: str) -> Iterator[dict[str, str]]:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise PerfmodelError(f"Measured runs {path} cannot be read: {reason}.") from None
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return csv.DictReader(lines)
+    try:
+        yield from csv.DictReader(lines)
+    except csv.Error as error:
+        raise PerfmodelError(f"The measured runs are not valid CSV: {error}.") from None
 
 
 _SIZES = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "vocab_size")

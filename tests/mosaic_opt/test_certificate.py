@@ -120,6 +120,21 @@ def test_changed_claim_is_not_certified(what: str) -> None:
     assert not all(check.passed for check in certificate.checks)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"step_s": 0.999}, {"memory_bytes": 0.999}, {"tokens": 1.001}, {"loss": 1.0 + 1e-6}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_changed_second_best_is_not_certified(changes: dict[str, float]) -> None:
+    problem, report = honest()
+    second = sorted((o for o in report.outcomes if o.feasible), key=lambda o: o.loss)[1]
+    wrong = replace(second, **{name: getattr(second, name) * by for name, by in changes.items()})
+    outcomes = tuple(wrong if o.index == second.index else o for o in report.outcomes)
+    certificate = certify(problem, replace(report, outcomes=outcomes))
+    assert [c.name for c in certificate.checks if not c.passed] == ["runners_up"]
+    assert problem.architectures[second.index].name in str(certificate)
+
+
 @pytest.mark.parametrize("row", [10**9, -(10**9)])
 def test_row_outside_the_table_is_an_error(row: int) -> None:
     problem, report = honest()

@@ -258,6 +258,27 @@ def test_no_days_are_promised_where_none_would_do(rule: dict[str, Any]) -> None:
     assert "more days" not in outcome.detail
 
 
+def test_window_that_is_short_by_a_rounding_is_explained() -> None:
+    """The ratio that the window delivers, asked for, and missed in the last bit of a product."""
+    missed = 0
+    for k in range(300):
+        days = 1.0 + k / 97.0
+        problem = tiny_problem(candidates=ONE, window_days=days)
+        tokens, n_active = problem.solve_candidate(0).tokens, problem.n_active(0)
+        if tokens / n_active * n_active > tokens:
+            missed += 1
+            rule = {"kind": "saturate", "min_tokens_per_parameter": tokens / n_active}
+            assert only(tokens=rule, window_days=days).reason == "tokens"
+    assert missed
+
+
+def test_window_of_next_to_nothing_is_explained() -> None:
+    rule = {"kind": "saturate", "min_tokens_per_parameter": 1.0}
+    outcome = only(tokens=rule, window_days=5e-324)
+    assert outcome.reason == "tokens"
+    assert not math.isinf(outcome.shortfall)
+
+
 def test_cap_on_tokens_that_contradicts_the_minimum_is_said() -> None:
     rule = {"kind": "saturate", "min_tokens_per_parameter": 20.0, "max_tokens": 1e9}
     outcome = only(tokens=rule)

@@ -318,3 +318,12 @@ def test_columns_cannot_be_written() -> None:
     table = paper_table()
     with pytest.raises(ValueError, match="read-only"):
         table.tp[0] = 2
+
+
+def test_a_space_without_end_is_refused_in_one_sentence() -> None:
+    many = tuple(range(1, 257))
+    space = PlanSpace(vpp=many, etp=many, micro_batch=many)
+    with pytest.raises(PerfmodelError, match=r"layouts at \w+, which must be at most 20000000"):
+        space.skeleton(2**16, 2**16, 2**16)
+    with pytest.raises(ValidationError, match="at most 256"):
+        PlanSpace(vpp=tuple(range(1, 258)))
