@@ -198,11 +198,11 @@ def test_published_tflops_follow_from_published_tokens(shared_data: Path) -> Non
     assert len(sparse) >= 60
     assert max(map(abs, sparse)) < 0.009
     assert abs(mean(sparse)) < 0.0005
-    # Those of Llama 3 are printed with three digits at most.
+    # One table (26.04.01) rounds those of Llama 3 to multiples of 32 tokens/s.
     solid = [e for name, found in errors.items() if not catalogue[name].n_experts for e in found]
     assert len(solid) >= 60
     assert max(map(abs, solid)) < 0.023
-    assert median(map(abs, solid)) < 0.002
+    assert median(map(abs, solid)) < 0.0005
 
 
 def test_report_8_the_fault_is_in_every_row_of_the_older_tables(shared_data: Path) -> None:

@@ -141,6 +141,30 @@ def test_1f1b_never_promises_too_much_where_dense_layers_reach_further(
 
 
 @given(
+    st.integers(0, 3),
+    st.sampled_from((2, 3, 4)),
+    st.integers(0, 1),
+    stacks,
+    st.sampled_from((2, 3, 4, 6)),
+    st.integers(1, 9),
+)
+def test_1f1b_with_dense_layers_between_sparse_ones(
+    first_k_dense: int, moe_every: int, mtp_layers: int, stack: Stack, pp: int, n: int
+) -> None:
+    """Exact where the stages between the ends are alike; else never too little."""
+    for d_ff in (64, 6000):
+        a = moe(n_layers=12, first_k_dense=first_k_dense, d_ff=d_ff, moe_every=moe_every)
+        a = a.model_copy(update={"mtp_layers": mtp_layers})
+        makespan, times, _ = pipeline(a, stack, pp=pp, n_microbatches=n)
+        forward = [t / 3 for t in times]
+        backward = [2 * t / 3 for t in times]
+        exact = simulate("1f1b", forward, backward, n)
+        assert makespan >= exact * (1 - 1e-12)
+        if len(set(times[1:-1])) <= 1:
+            assert makespan == pytest.approx(exact, rel=1e-9)
+
+
+@given(
     st.sampled_from((0, 1, 2)),
     st.sampled_from((8, 2000, 50000)),
     st.sampled_from((2, 3, 4)),
