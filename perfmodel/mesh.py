@@ -34,7 +34,7 @@ class StageLayers(NamedTuple):
 def moe_layers_before(a: ArchitectureDims, layer: float) -> float:
     """Layers with experts among the first ``layer`` [-]."""
     behind = max(0.0, layer - a.first_k_dense)
-    return behind if a.moe_every == 1.0 else float(floor(behind / a.moe_every))
+    return float(floor(behind / a.moe_every))
 
 
 @formula
@@ -48,7 +48,10 @@ def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> flo
     count = 0.0
     for i in range(int(p.vpp)):
         first = (i * p.pp + stage) * chunk
-        count += chunk - (moe_layers_before(a, first + chunk) - moe_layers_before(a, first))
+        if a.moe_every == 1.0:
+            count += min(chunk, max(0.0, a.first_k_dense - first))
+        else:
+            count += chunk - (moe_layers_before(a, first + chunk) - moe_layers_before(a, first))
     return count
 
 
