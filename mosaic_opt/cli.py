@@ -29,7 +29,10 @@ app = typer.Typer(
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON too.")]
 Model = Annotated[
     str,
-    typer.Option(metavar="M", help="ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file."),
+    typer.Option(
+        metavar="M",
+        help="A name of `mosaic models`, ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file.",
+    ),
 ]
 PlanText = Annotated[str, typer.Option("--plan", help="For example tp=1,ep=8,pp=8,mbs=4.")]
 ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-b200:32.")]
@@ -38,7 +41,8 @@ Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
 StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
 Convention = Annotated[
-    str, typer.Option("--mfu-convention", help="6n-nonembedding, 6n-head or 6n-embedding.")
+    str,
+    typer.Option("--mfu-convention", help="6n-nonembedding, 6n-head, 6n-embedding or megatron."),
 ]
 
 
@@ -95,13 +99,18 @@ def _model(text: str) -> Architecture:
     from mosaic_opt.errors import MosaicError
     from perfmodel.architecture import Architecture
     from perfmodel.ladders import parse_ladder
+    from perfmodel.models import catalogue
 
     if text.startswith("ladder:"):
         return parse_ladder(text)
     if Path(text).suffix not in (".yaml", ".yml", ".toml", ".json"):
+        if text in catalogue:
+            return catalogue[text]
+        near = catalogue.near(text)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise MosaicError(
-            f"--model {text!r} is neither a ladder model, as in ladder:q=12,E=96,K=2,G=4, nor a "
-            ".yaml, .toml or .json file."
+            f"--model {text!r} is neither a name that `mosaic models` lists, nor a ladder model, "
+            f"as in ladder:q=12,E=96,K=2,G=4, nor a .yaml, .toml or .json file{hint}"
         )
     content = read_mapping(text)
     if not isinstance(content, dict):
@@ -262,6 +271,60 @@ def examples(json_to: Json = None) -> None:
     def document() -> str:
         listing = {name: e.model_dump(mode="json") for name, e in found.items()}
         return json.dumps({"schema_version": 1, "examples": listing}, indent=2)
+
+    _emit(page, document, json_to)
+
+
+@app.command()
+def models(json_to: Json = None) -> None:
+    """List the models of the catalogue: parameters by convention, and FLOPs of a token."""
+    import json
+
+    from rich.table import Table
+
+    from perfmodel.architecture import MfuConvention, ParameterConvention
+    from perfmodel.models import catalogue
+
+    seq_len = 4096
+    conventions = list(ParameterConvention)
+
+    def page() -> RenderableType:
+        table = Table(
+            "name",
+            "attention",
+            "total (B)",
+            "active (B)",
+            "without embedding",
+            "and head",
+            f"GFLOP/token, megatron, seq {seq_len}",
+            box=None,
+            pad_edge=False,
+        )
+        for name, a in catalogue.items():
+            table.add_row(
+                name,
+                a.attention_kind,
+                f"{a.n_total(conventions[0]) / 1e9:.3f}",
+                *(f"{a.n_active(c) / 1e9:.3f}" for c in conventions),
+                f"{a.flops_per_token(MfuConvention.MEGATRON, seq_len) / 1e9:.3f}",
+            )
+        return table
+
+    def document() -> str:
+        listing = [
+            {
+                "name": name,
+                **catalogue.entry(name).model_dump(mode="json", exclude={"architecture"}),
+                "n_total": {c.value: a.n_total(c) for c in conventions},
+                "n_active": {c.value: a.n_active(c) for c in conventions},
+                "mtp_parameters": a.mtp_parameters,
+                "megatron_flop_per_token": a.flops_per_token(MfuConvention.MEGATRON, seq_len),
+                "seq_len": seq_len,
+                "architecture": a.model_dump(mode="json"),
+            }
+            for name, a in catalogue.items()
+        ]
+        return json.dumps({"schema_version": 1, "models": listing}, indent=2)
 
     _emit(page, document, json_to)
 

@@ -123,7 +123,9 @@ def _status(report: Report, certificate: Certificate) -> Status:
 
 def _mfu(problem: Problem, outcome: Outcome) -> float:
     envelope = problem.envelope
-    flops = problem.architectures[outcome.index].flops_per_token(envelope.mfu_convention)
+    flops = problem.architectures[outcome.index].flops_per_token(
+        envelope.mfu_convention, envelope.batch.seq_len
+    )
     peak = envelope.cluster.n_devices * envelope.cluster.peak_flops
     return flops * envelope.batch.tokens / (outcome.step_s * peak)
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from perfmodel.cluster import Batch, Cluster, Optimizer
     from perfmodel.errors import IllegalPlanError, PerfmodelError
     from perfmodel.ladders import ladder, parse_ladder
+    from perfmodel.models import CatalogueEntry, catalogue
+    from perfmodel.parts import Biases, ExtraParameters, LatentAttention, SlidingWindow
     from perfmodel.plan import Plan, PlanSpace, Recompute
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
@@ -33,9 +35,13 @@ _HOMES = {
     "RULES": "rules",
     "Architecture": "architecture",
     "Batch": "cluster",
+    "Biases": "parts",
+    "CatalogueEntry": "models",
     "Cluster": "cluster",
+    "ExtraParameters": "parts",
     "HardwarePack": "calibration.packs",
     "IllegalPlanError": "errors",
+    "LatentAttention": "parts",
     "MfuConvention": "architecture",
     "Optimizer": "cluster",
     "PackError": "calibration.records",
@@ -44,10 +50,12 @@ _HOMES = {
     "Plan": "plan",
     "PlanSpace": "plan",
     "Recompute": "plan",
+    "SlidingWindow": "parts",
     "Source": "sources",
     "StackProfile": "calibration.stacks",
     "StepEstimate": "step",
     "Violation": "rules",
+    "catalogue": "models",
     "check": "step",
     "estimate": "step",
     "ladder": "ladders",
@@ -60,9 +68,13 @@ __all__ = [
     "RULES",
     "Architecture",
     "Batch",
+    "Biases",
+    "CatalogueEntry",
     "Cluster",
+    "ExtraParameters",
     "HardwarePack",
     "IllegalPlanError",
+    "LatentAttention",
     "MfuConvention",
     "Optimizer",
     "PackError",
@@ -71,10 +83,12 @@ __all__ = [
     "Plan",
     "PlanSpace",
     "Recompute",
+    "SlidingWindow",
     "Source",
     "StackProfile",
     "StepEstimate",
     "Violation",
+    "catalogue",
     "check",
     "estimate",
     "ladder",

@@ -1,9 +1,9 @@
 """The shape of a decoder-only transformer, dense or sparse: parameters and FLOPs by convention.
 
-A layer is attention (grouped-query, no biases) and a feed-forward block. The first
-``first_k_dense`` layers have a dense block of width ``d_ff``; every later one, if the model has
-experts, a router, ``n_experts`` experts of width ``d_expert`` of which ``top_k`` work on a token,
-and a shared expert of width ``d_shared`` that works on every token.
+A layer is attention (grouped-query, or latent) and a feed-forward block. The first
+``first_k_dense`` layers have a dense block of width ``d_ff``; of the later ones, if the model has
+experts, every ``moe_every``-th has a router, ``n_experts`` experts of width ``d_expert`` of which
+``top_k`` work on a token, and a shared expert of width ``d_shared`` that works on every token.
 """
 
 from __future__ import annotations
@@ -11,19 +11,33 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, NamedTuple, Self
+from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from perfmodel import flops, parameters
 from perfmodel._integers import nearest_divisor
+from perfmodel.dims import ArchitectureDims, dims_of
+from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
+from perfmodel.parts import (
+    Biases,
+    ExtraParameters,
+    LatentAttention,
+    Optional0,
+    QkNorm,
+    Size,
+    SlidingWindow,
+)
 
 
 class ParameterConvention(StrEnum):
     """Which matrices a parameter count includes.
 
-    The router is a matrix of the layer and is always counted; norms are counted; an attention
-    gate is not modelled. A tied head is the embedding, stored once and used twice.
+    The router is a matrix of the layer and is always counted; so are norms, biases (the head's
+    too) and ``extra``. Learned positions belong to the embedding. A tied head is the embedding,
+    stored once and used twice. Multi-token prediction is in none of them
+    (:attr:`Architecture.mtp_parameters`).
     """
 
     WITH_EMBEDDING = "with_embedding"  # input embedding and head
@@ -32,44 +46,25 @@ class ParameterConvention(StrEnum):
 
 
 class MfuConvention(StrEnum):
-    """What the numerator of MFU counts for a token: 6 N_act, with N_act under one convention."""
+    """What the numerator of MFU counts for a token.
+
+    6 N_act, with N_act under one parameter convention; or the matrix products of Megatron-LM's
+    own count (:mod:`perfmodel.flops`), which depends on the sequence length.
+    """
 
     SIX_N_NONEMBEDDING = "6n-nonembedding"
     SIX_N_HEAD = "6n-head"
     SIX_N_EMBEDDING = "6n-embedding"
+    MEGATRON = "megatron"
 
     @property
-    def parameters(self) -> ParameterConvention:
-        """The parameter convention behind the numerator."""
+    def parameters(self) -> ParameterConvention | None:
+        """The parameter convention behind the numerator; None for Megatron's."""
         return {
             MfuConvention.SIX_N_NONEMBEDDING: ParameterConvention.WITHOUT_EMBEDDING_AND_HEAD,
             MfuConvention.SIX_N_HEAD: ParameterConvention.WITHOUT_EMBEDDING,
             MfuConvention.SIX_N_EMBEDDING: ParameterConvention.WITH_EMBEDDING,
-        }[self]
-
-
-class ArchitectureDims(NamedTuple):
-    """The sizes of an architecture as floats, in the form that the formulas take."""
-
-    n_layers: float
-    first_k_dense: float
-    d_model: float
-    n_heads: float
-    n_kv_heads: float
-    head_dim: float
-    d_ff: float
-    n_experts: float
-    top_k: float
-    d_expert: float
-    d_shared: float
-    vocab_size: float
-    ffn_matrices: float  # 3 with a gated unit, 2 without
-    tied_embeddings: float  # 1 if the head is the embedding
-
-
-MAX_SIZE = 2**30
-Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-Optional0 = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+        }.get(self)
 
 
 class Architecture(Frozen):
@@ -99,6 +94,17 @@ class Architecture(Frozen):
     first_k_dense: Optional0 = 0
     gated: bool = True
     tied_embeddings: bool = False
+    moe_every: Size = 1
+    latent: LatentAttention | None = Field(default=None, strict=False)
+    window: SlidingWindow | None = Field(default=None, strict=False)
+    biases: Biases = Field(default=Biases(), strict=False)
+    qk_norm: QkNorm = "none"
+    attention_sinks: bool = False
+    shared_expert_gate: bool = False
+    norms_per_layer: Size = 2
+    learned_positions: Optional0 = 0
+    mtp_layers: Optional0 = 0
+    extra: ExtraParameters | None = Field(default=None, strict=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -117,11 +123,8 @@ class Architecture(Frozen):
                 raise ValueError(
                     f"d_expert=0 must be at least 1 in a model with n_experts={self.n_experts}"
                 )
-        elif self.top_k or self.d_expert or self.d_shared:
-            field = next(f for f in ("top_k", "d_expert", "d_shared") if getattr(self, f))
-            raise ValueError(
-                f"{field}={getattr(self, field)} must be 0 in a model with n_experts=0"
-            )
+        else:
+            self._without_experts()
         if self.first_k_dense > self.n_layers:
             raise ValueError(
                 f"first_k_dense={self.first_k_dense} must be at most n_layers={self.n_layers}; "
@@ -131,12 +134,75 @@ class Architecture(Frozen):
             raise ValueError(
                 f"d_ff=0 must be at least 1 in a model with {self.n_dense_layers} dense layers"
             )
+        self._attention_consistent()
         return self
+
+    def _without_experts(self) -> None:
+        for field in ("top_k", "d_expert", "d_shared"):
+            if getattr(self, field):
+                raise ValueError(
+                    f"{field}={getattr(self, field)} must be 0 in a model with n_experts=0"
+                )
+        if self.moe_every != 1:
+            raise ValueError(f"moe_every={self.moe_every} must be 1 in a model with n_experts=0")
+        for bias in ("experts", "router"):
+            if getattr(self.biases, bias):
+                raise ValueError(f"biases.{bias}=true must be false in a model with n_experts=0")
+
+    def _attention_consistent(self) -> None:
+        if self.shared_expert_gate and not self.d_shared:
+            raise ValueError("shared_expert_gate=true must be false in a model with d_shared=0")
+        if self.window is not None:
+            layers = self.window.fraction * self.n_layers
+            if abs(layers - round(layers)) > 1e-6 or round(layers) < 1:
+                raise ValueError(
+                    f"window.fraction={self.window.fraction} must be a whole number of the "
+                    f"n_layers={self.n_layers} layers; nearest: {max(1, round(layers))} of them"
+                )
+        if self.latent is None:
+            return
+        if self.n_kv_heads != self.n_heads:
+            raise ValueError(
+                f"n_kv_heads={self.n_kv_heads} must be n_heads={self.n_heads} in a model with "
+                "latent attention, which unfolds keys and values for every head"
+            )
+        if self.head_dim != self.latent.qk_head_dim:
+            raise ValueError(
+                f"head_dim={self.head_dim} must be qk_nope_head_dim + qk_rope_head_dim="
+                f"{self.latent.qk_head_dim} in a model with latent attention"
+            )
+        if self.qk_norm != "none" or self.biases.qkv:
+            field = "biases.qkv=true" if self.biases.qkv else f"qk_norm={self.qk_norm!r}"
+            raise ValueError(
+                f"{field} is not modelled with latent attention, whose latent vectors have norms "
+                "of their own"
+            )
+
+    @property
+    def attention_kind(self) -> str:
+        """``mla`` with latent attention, else ``gqa`` (multi-head where n_kv_heads = n_heads)."""
+        return "gqa" if self.latent is None else "mla"
+
+    def is_moe(self, layer: int) -> bool:
+        """Say whether a layer, counted from 0, has experts.
+
+        The last of every ``moe_every`` layers behind the leading dense ones (Llama 4's
+        ``interleave_moe_layer_step``; Megatron's integer ``moe_layer_freq`` has the first).
+        """
+        behind = layer + 1 - self.first_k_dense
+        return self.n_experts > 0 and behind > 0 and behind % self.moe_every == 0
 
     @property
     def n_dense_layers(self) -> int:
         """Layers with a dense feed-forward block."""
-        return self.first_k_dense if self.n_experts else self.n_layers
+        if not self.n_experts:
+            return self.n_layers
+        return self.n_layers - (self.n_layers - self.first_k_dense) // self.moe_every
+
+    @property
+    def window_layers(self) -> int:
+        """Layers whose attention has a window."""
+        return 0 if self.window is None else round(self.window.fraction * self.n_layers)
 
     @property
     def n_moe_layers(self) -> int:
@@ -153,22 +219,16 @@ class Architecture(Frozen):
         """Matrices of a feed-forward block: 3 with a gated unit (SwiGLU), else 2."""
         return 3 if self.gated else 2
 
-    @cached_property
-    def _attention(self) -> int:
-        return 2 * self.d_model * self.head_dim * (self.n_heads + self.n_kv_heads)
-
     def _count(self, experts: int, convention: ParameterConvention) -> int:
-        d = self.d_model
-        expert = self.ffn_matrices * d * self.d_expert
-        shared = self.ffn_matrices * d * self.d_shared
-        count = self.n_layers * (self._attention + 2 * d) + d
-        count += self.n_dense_layers * self.ffn_matrices * d * self.d_ff
-        count += self.n_moe_layers * (experts * expert + shared + d * self.n_experts)
-        matrix = self.vocab_size * d
-        if convention is ParameterConvention.WITHOUT_EMBEDDING:
+        count = parameters.layers(self, experts) + parameters.norm(self)
+        count += self.vocab_size if self.biases.head else 0
+        count += 0 if self.extra is None else self.extra.parameters
+        matrix = self.vocab_size * self.d_model
+        if convention == ParameterConvention.WITHOUT_EMBEDDING:
             count += matrix
-        elif convention is ParameterConvention.WITH_EMBEDDING:
+        elif convention == ParameterConvention.WITH_EMBEDDING:
             count += matrix if self.tied_embeddings else 2 * matrix
+            count += self.learned_positions * self.d_model
         return count
 
     def n_total(
@@ -193,32 +253,58 @@ class Architecture(Frozen):
         """S = 1 - N_act / N_tot, without embedding and head [-]."""
         return 1.0 - self.n_active() / self.n_total()
 
-    def flops_per_token(self, convention: MfuConvention = MfuConvention.SIX_N_NONEMBEDDING) -> int:
-        """Return the model FLOPs of one token, forward and backward, ``6 N_act`` [FLOP]."""
-        return 6 * self.n_active(convention.parameters)
+    @property
+    def mtp_parameters(self) -> int:
+        """Parameters of the multi-token prediction layers, which no other count includes [-].
+
+        Each has a layer of the kind of the last one, a projection from 2d to d and three norms;
+        it shares embedding and head with the model.
+        """
+        return self.mtp_layers * parameters.prediction_layer(self, self.n_experts)
+
+    def flops_per_token(
+        self,
+        convention: MfuConvention | str = MfuConvention.SIX_N_NONEMBEDDING,
+        seq_len: int | None = None,
+    ) -> int:
+        """Return the model FLOPs of one token, forward and backward [FLOP].
+
+        Parameters
+        ----------
+        convention : MfuConvention or str
+            ``6 N_act``, or ``megatron``: the matrix products (:mod:`perfmodel.flops`).
+        seq_len : int, optional
+            Tokens in a sequence; only ``megatron``, which counts attention, needs it.
+
+        Raises
+        ------
+        PerfmodelError
+            An unknown convention; ``megatron`` without a ``seq_len`` of at least 1.
+        """
+        if convention not in list(MfuConvention):
+            raise PerfmodelError(
+                f"convention={convention!r} must be one of {', '.join(MfuConvention)}."
+            )
+        counted = MfuConvention(convention).parameters
+        if counted is not None:
+            return 6 * self.n_active(counted)
+        if seq_len is None or seq_len < 1:
+            raise PerfmodelError(
+                f"seq_len={seq_len} must be at least 1: FLOPs under the convention megatron count "
+                "attention, which depends on it."
+            )
+        return flops.megatron(self, seq_len)
 
     @cached_property
     def dims(self) -> ArchitectureDims:
         """The sizes as the formulas take them."""
-        return ArchitectureDims(
-            n_layers=float(self.n_layers),
-            first_k_dense=float(self.n_dense_layers),
-            d_model=float(self.d_model),
-            n_heads=float(self.n_heads),
-            n_kv_heads=float(self.n_kv_heads),
-            head_dim=float(self.head_dim),
-            d_ff=float(self.d_ff),
-            n_experts=float(self.n_experts),
-            top_k=float(self.top_k),
-            d_expert=float(self.d_expert),
-            d_shared=float(self.d_shared),
-            vocab_size=float(self.vocab_size),
-            ffn_matrices=float(self.ffn_matrices),
-            tied_embeddings=float(self.tied_embeddings),
-        )
+        return dims_of(self)
 
     def rule_variables(self) -> dict[str, int]:
-        """Return the sizes that the legality rules of a plan refer to."""
+        """Return the sizes that the legality rules of a plan refer to.
+
+        ``first_k_dense`` stands for every layer with a dense block, leading or not.
+        """
         return {
             "n_layers": self.n_layers,
             "n_heads": self.n_heads,
@@ -227,7 +313,7 @@ class Architecture(Frozen):
             "n_experts": self.n_experts,
             "d_expert": self.d_expert,
             "d_shared": self.d_shared,
-            "first_k_dense": self.first_k_dense,
+            "first_k_dense": self.first_k_dense if self.moe_every == 1 else self.n_dense_layers,
         }
 
     def summary(self) -> dict[str, object]:

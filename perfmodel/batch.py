@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel._jit import compile_kernel, formulas_digest
-from perfmodel.architecture import Architecture, ArchitectureDims
+from perfmodel.architecture import Architecture
+from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import mode_totals, pipeline_time, step_total, synchronisation_time
 from perfmodel.layer import layer_cost

@@ -19,13 +19,13 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.architecture import ArchitectureDims
 from perfmodel.collectives import point_to_point_time, ring_time
+from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import LayerCost, OperatorTimes, total
 from perfmodel.memory import OptimizerDims, stage_dense_parameters, stage_expert_parameters
-from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.mesh import PlanDims, dense_layers_of_stage, stage_layers
 from perfmodel.schedule import makespan_interleaved
 from perfmodel.stack import Stack
 
@@ -161,6 +161,23 @@ def newton_schulz_flop(rows: float, columns: float) -> float:
 
 
 @formula
+def attention_iteration_flop(a: ArchitectureDims) -> float:
+    """FLOP of one Newton-Schulz step on every matrix of one layer's attention."""
+    q = a.n_heads * a.head_dim
+    if a.latent > 0.0:
+        out = newton_schulz_flop(a.d_model, a.n_heads * a.v_head_dim)
+        unfolded = a.n_heads * (a.head_dim - a.rope_head_dim + a.v_head_dim)
+        keys = newton_schulz_flop(a.d_model, a.kv_lora_rank + a.rope_head_dim)
+        keys += newton_schulz_flop(a.kv_lora_rank, unfolded)
+        if a.q_lora_rank > 0.0:
+            query = newton_schulz_flop(a.d_model, a.q_lora_rank)
+            return out + keys + query + newton_schulz_flop(a.q_lora_rank, q)
+        return out + keys + newton_schulz_flop(a.d_model, q)
+    kv = a.n_kv_heads * a.head_dim
+    return 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(a.d_model, kv)
+
+
+@formula
 def optimizer_time(
     a: ArchitectureDims,
     hw: Hardware,
@@ -177,16 +194,14 @@ def optimizer_time(
     traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if optimizer.matrix_iterations > 0.0:
-        layers = a.n_layers / p.pp
-        n_dense = dense_layers_of_stage(a, p, stage)
-        kv = a.n_kv_heads * a.head_dim
-        q = a.n_heads * a.head_dim
-        attention = 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(a.d_model, kv)
-        flop = layers * attention / replicas
+        n_dense, moe = stage_layers(a, p, stage)
+        flop = (n_dense + moe) * attention_iteration_flop(a) / replicas
+        if stage == p.pp - 1.0 and a.mtp_dense + a.mtp_moe > 0.0:
+            joined = newton_schulz_flop(a.d_model, 2.0 * a.d_model)
+            flop += (a.mtp_dense + a.mtp_moe) * joined / replicas
         if n_dense > 0.0:
             flop += n_dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
         if a.n_experts > 0.0:
-            moe = layers - n_dense
             one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)
             flop += moe * a.n_experts / p.ep * one / edp
             if a.d_shared > 0.0:
@@ -201,9 +216,18 @@ def time_of_stage(
     a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
 ) -> StageTime:
     """Return the time of one microbatch on a stage; the last one has the head [s]."""
-    dense = dense_layers_of_stage(a, p, stage)
+    dense, moe = stage_layers(a, p, stage)
     head = t.head if stage == p.pp - 1.0 else 0.0
-    return stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, head)
+    return stage_time(t, stack, p, moe, dense, head)
+
+
+@formula
+def plain_stage_time(
+    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
+) -> float:
+    """Return the time of one microbatch on a stage's own layers, without head or prediction [s]."""
+    dense = dense_layers_of_stage(a, p, stage)
+    return stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, 0.0).time
 
 
 @formula
@@ -219,13 +243,18 @@ def pipeline_time(
     last = time_of_stage(a, stack, p, t, p.pp - 1.0).time
     first = time_of_stage(a, stack, p, t, 0.0).time
     mid = first
-    if p.pp > 2.0 and a.first_k_dense > 0.0:
+    if a.moe_every > 1.0 and p.pp > 1.0:  # dense layers all over: the slowest plain stage
+        stage = 1.0
+        mid = plain_stage_time(a, stack, p, t, stage)
+        while stage < p.pp - 2.0:
+            stage += 1.0
+            mid = max(mid, plain_stage_time(a, stack, p, t, stage))
+    elif p.pp > 2.0 and a.first_k_dense > 0.0:
         mid = time_of_stage(a, stack, p, t, p.pp - 2.0).time
         if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
             mid = max(mid, time_of_stage(a, stack, p, t, 1.0).time)
     elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
-        dense = dense_layers_of_stage(a, p, 1.0)
-        mid = stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, 0.0).time
+        mid = plain_stage_time(a, stack, p, t, 1.0)
     makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
     nodes = ceil(p.pp / devices_per_node)
     depth = stack.pipeline_node_cost * (nodes - 1.0) * makespan
@@ -255,6 +284,12 @@ def synchronisation_time(
     if p.pp > 1.0:
         exchange = max(exchange, data_parallel_time(a, hw, p, 0.0))
         update = max(update, optimizer_time(a, hw, stack, optimizer, p, 0.0))
+    if a.moe_every > 1.0:  # a stage between may hold more experts than either
+        stage = 1.0
+        while stage < final:
+            exchange = max(exchange, data_parallel_time(a, hw, p, stage))
+            update = max(update, optimizer_time(a, hw, stack, optimizer, p, stage))
+            stage += 1.0
     return SynchronisationTime(hand_off=hand_off, data_parallel=exchange, optimizer=update)
 
 

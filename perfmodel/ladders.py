@@ -6,8 +6,9 @@ import re
 from math import gcd
 
 from perfmodel._integers import nearest_divisor
-from perfmodel.architecture import MAX_SIZE, Architecture
+from perfmodel.architecture import Architecture
 from perfmodel.errors import PerfmodelError
+from perfmodel.parts import MAX_SIZE
 
 GPT2_VOCABULARY = 50257
 """Vocabulary of the paper's runs (GPT-2 byte-pair encoding) [-]."""

@@ -10,12 +10,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.architecture import ArchitectureDims
-from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_time
+from perfmodel.attention import (
+    AttentionTimes,
+    attention_parallel_time,
+    attention_times,
+    attention_weights,
+    linear_time,
+    tensor_parallel_time,
+)
+from perfmodel.collectives import all_to_all_time, ring_time
+from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     BF16_BYTES,
-    attention_time,
     elementwise_time,
     gemm_time,
     grouped_gemm_launch,
@@ -29,9 +36,6 @@ from perfmodel.kernels import (
 MAIN_GRAD_EXTRA_BYTES = 6.0
 """Per weight and microbatch: a fused weight gradient reads and writes fp32 where it would else
 write bf16 (8 - 2 bytes)."""
-
-NORM_BACKWARD_TRAFFIC = 1.5
-"""Traffic of the backward of norms, residuals and rotary embedding over that of the forward."""
 
 
 class OperatorTimes(NamedTuple):
@@ -53,15 +57,6 @@ class OperatorTimes(NamedTuple):
 NO_TIME = OperatorTimes(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class AttentionTimes(NamedTuple):
-    """One pass over the part of a layer that does not depend on its feed-forward block [s]."""
-
-    linear: float  # QKV and output projections
-    core: float  # softmax(QK)V
-    elementwise: float  # norms, residuals, rotary embedding
-    ring: float  # exposed part of the KV ring
-
-
 class LayerCost(NamedTuple):
     """All that a stage needs to know of its layers."""
 
@@ -72,7 +67,9 @@ class LayerCost(NamedTuple):
     dispatch: float  # one expert all-to-all (and all-gather over ETP) [s]
     launch_forward: float  # host time of the two grouped products, forward [s]
     launch_backward: float  # the same, backward [s]
-    head: float  # head and cross-entropy, on the last stage [s]
+    head: (
+        float  # head and cross-entropy, on the last stage; once more for each prediction layer [s]
+    )
 
 
 @formula
@@ -91,19 +88,6 @@ def total(t: OperatorTimes) -> float:
         + t.context_parallel
         + t.gradient
     )
-
-
-@formula
-def kv_heads_per_rank(a: ArchitectureDims, tp: float) -> float:
-    """Key-value heads on one rank: replicated where TP exceeds their number [-]."""
-    return max(1.0, a.n_kv_heads / tp)
-
-
-@formula
-def attention_weights(a: ArchitectureDims, tp: float) -> float:
-    """Weights of one layer's attention on one rank [-]."""
-    heads = a.n_heads / tp + kv_heads_per_rank(a, tp)
-    return 2.0 * a.d_model * a.head_dim * heads
 
 
 @formula
@@ -145,58 +129,6 @@ def rows_per_expert(a: ArchitectureDims, tokens: float, tp: float, etp: float, e
 
 
 @formula
-def attention_times(
-    a: ArchitectureDims,
-    hw: Hardware,
-    seq_len: float,
-    micro_batch: float,
-    tp: float,
-    cp: float,
-    backward: float,
-) -> AttentionTimes:
-    """Device time of what every layer has, in one pass (``backward`` is 0 or 1) [s]."""
-    dev, gemm = hw.device, hw.gemm
-    tokens = micro_batch * seq_len / cp
-    heads = a.n_heads / tp
-    kv_heads = kv_heads_per_rank(a, tp)
-    qkv = (heads + 2.0 * kv_heads) * a.head_dim
-    out = heads * a.head_dim
-    if backward > 0.0:
-        linear = linear_backward_time(dev, gemm, tokens, qkv, a.d_model)
-        linear += linear_backward_time(dev, gemm, tokens, a.d_model, out)
-        surface = hw.attention_backward
-    else:
-        linear = gemm_time(dev, gemm, tokens, qkv, a.d_model)
-        linear += gemm_time(dev, gemm, tokens, a.d_model, out)
-        surface = hw.attention_forward
-    core = attention_time(dev, surface, micro_batch / cp, heads, seq_len, a.head_dim, backward)
-
-    # two norms, two residuals, rotary embedding of queries and keys
-    traffic = tokens / tp * 10.0 * BF16_BYTES * a.d_model
-    traffic += tokens * 2.0 * BF16_BYTES * (heads + kv_heads) * a.head_dim
-    traffic *= 1.0 + (NORM_BACKWARD_TRAFFIC - 1.0) * backward
-    elementwise = elementwise_time(dev, hw.elementwise, traffic, 5.0)
-
-    # keys and values go round the ring while attention works; their gradients go round as well
-    exposed = 0.0
-    if cp > 1.0:
-        volume = tokens * 2.0 * BF16_BYTES * kv_heads * a.head_dim
-        node = hw.fabric.devices_per_node
-        hop = point_to_point_time(hw.fabric, tp if tp * cp <= node else node, volume)
-        exposed = max(0.0, (1.0 + backward) * (cp - 1.0) * hop - core)
-    return AttentionTimes(linear, core, elementwise, exposed)
-
-
-@formula
-def tensor_parallel_time(hw: Hardware, tp: float, volume: float) -> float:
-    """Time to gather ``volume`` bytes before a block that TP splits and scatter it after [s]."""
-    node = hw.fabric.devices_per_node
-    return ring_time(hw.fabric.all_gather, node, tp, 1.0, volume) + ring_time(
-        hw.fabric.reduce_scatter, node, tp, 1.0, volume
-    )
-
-
-@formula
 def dense_layer_times(
     a: ArchitectureDims,
     hw: Hardware,
@@ -207,7 +139,7 @@ def dense_layer_times(
 ) -> OperatorTimes:
     """Device time of one pass over a dense layer, by operator [s]."""
     width = a.d_ff / tp
-    weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * width
+    weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * width + a.extra / tp
     traffic = backward * MAIN_GRAD_EXTRA_BYTES * weights
     ffn = (
         ffn_backward(a, hw, tokens, width) if backward > 0.0 else ffn_forward(a, hw, tokens, width)
@@ -223,7 +155,8 @@ def dense_layer_times(
             hw.device, hw.elementwise, activation_traffic(a, tokens, width, backward), 1.0
         ),
         dense_ffn=ffn,
-        tensor_parallel=2.0 * tensor_parallel_time(hw, tp, tokens * BF16_BYTES * a.d_model),
+        tensor_parallel=attention_parallel_time(a, hw, tp, tokens)
+        + tensor_parallel_time(hw, tp, tokens * BF16_BYTES * a.d_model),
         context_parallel=attention.ring,
         gradient=elementwise_time(hw.device, hw.elementwise, traffic, 0.0),
     )
@@ -263,6 +196,7 @@ def moe_layer_times(
     traffic = activation_traffic(a, n_local * rows, width, backward)
     traffic += activation_traffic(a, tokens, shared, backward)
     weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * (n_local * width + shared)
+    weights += a.extra / tp
     ffn = (
         ffn_backward(a, hw, tokens, shared)
         if backward > 0.0
@@ -277,7 +211,8 @@ def moe_layer_times(
         experts=experts,
         activation=elementwise_time(dev, elem, traffic, blocks),
         dense_ffn=ffn,
-        tensor_parallel=blocks * tensor_parallel_time(hw, tp, tokens * hidden),
+        tensor_parallel=attention_parallel_time(a, hw, tp, tokens)
+        + (blocks - 1.0) * tensor_parallel_time(hw, tp, tokens * hidden),
         context_parallel=attention.ring,
         gradient=elementwise_time(dev, elem, backward * MAIN_GRAD_EXTRA_BYTES * weights, 0.0),
     )
@@ -324,6 +259,12 @@ def layer_cost(
         dispatch = dispatch_time(a, hw, tokens / tp, etp, ep)
         launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / ep)
         launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / ep)
+    head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
+    prediction = a.mtp_dense + a.mtp_moe
+    if prediction > 0.0:  # each has logits of its own, and a projection from 2d to d
+        joined = linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 0.0)
+        joined += linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 1.0)
+        head += prediction * (head + joined)
     return LayerCost(
         moe_forward=moe_forward,
         moe_backward=moe_backward,
@@ -332,5 +273,5 @@ def layer_cost(
         dispatch=dispatch,
         launch_forward=launch_forward,
         launch_backward=launch_backward,
-        head=head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp),
+        head=head,
     )

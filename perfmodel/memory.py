@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.architecture import ArchitectureDims
+from perfmodel.attention import attention_parameters, kv_heads_per_rank
+from perfmodel.dims import ArchitectureDims
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
-from perfmodel.layer import attention_weights, kv_heads_per_rank
-from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.mesh import PlanDims, dense_layers_of_stage, stage_layers
 from perfmodel.schedule import in_flight_microbatches
 
 LOGIT_BYTES = 10.0
@@ -55,28 +55,39 @@ def stage_dense_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> fl
     """Parameters of a stage on one rank, routed experts excepted [-].
 
     The first stage holds the embedding, the last one the head (and, where they are tied and the
-    stages differ, a second copy of the embedding as the head).
+    stages differ, a second copy of the embedding as the head) and multi-token prediction, which
+    needs a copy of the embedding as well.
     """
-    layers = a.n_layers / p.pp
-    dense = dense_layers_of_stage(a, p, stage)
-    count = layers * (attention_weights(a, p.tp) + 2.0 * a.d_model)
-    count += dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
-    count += (layers - dense) * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
+    layers = stage_layers(a, p, stage)
+    count = (layers.dense + layers.moe) * attention_parameters(a, p.tp)
+    count += layers.dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
+    count += layers.moe * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
+    count += a.n_layers / p.pp * a.extra / p.tp
+    ups = a.ffn_matrices - 1.0
+    count += layers.dense * a.ffn_bias * (ups * a.d_ff / p.tp + a.d_model)
+    count += layers.moe * (a.expert_bias * ups * a.d_shared / p.tp + a.moe_vectors)
     matrix = a.vocab_size * a.d_model / p.tp
     if stage == 0.0:
-        count += matrix
+        count += matrix + a.positions * a.d_model
     if stage == p.pp - 1.0:
-        count += a.d_model
+        count += a.final_norm + a.head_bias * a.vocab_size / p.tp
         if a.tied_embeddings == 0.0 or p.pp > 1.0:
             count += matrix
+        prediction = a.mtp_dense + a.mtp_moe
+        if prediction > 0.0:
+            count += prediction * (2.0 * a.d_model * a.d_model / p.tp + 3.0 * a.final_norm)
+            if a.tied_embeddings == 0.0 and p.pp > 1.0:
+                count += matrix
     return count
 
 
 @formula
 def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
     """Parameters of the routed experts of a stage on one rank [-]."""
-    moe = a.n_layers / p.pp - dense_layers_of_stage(a, p, stage)
-    return moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
+    moe = stage_layers(a, p, stage).moe
+    bias = a.expert_bias * ((a.ffn_matrices - 1.0) * a.d_expert / p.etp + a.d_model)
+    weights = moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
+    return weights + moe * a.n_experts / p.ep * bias
 
 
 @formula
@@ -100,9 +111,14 @@ def layer_activation_bytes(
     kept = 2.0 * local * hidden  # inputs of the two norms
     if mode < 2.0:
         kept += 2.0 * local * hidden  # their outputs
-    kept += BF16_BYTES * tokens * (heads + 2.0 * kv) * a.head_dim  # q, k, v
+    kept += BF16_BYTES * tokens * (heads * a.head_dim + kv * (a.head_dim + a.v_head_dim))  # q, k, v
+    if a.latent > 0.0:  # latent vectors, and what their norms make of them
+        norms = a.q_lora_rank + a.kv_lora_rank
+        kept += BF16_BYTES * local * (norms + a.rope_head_dim)
+        if mode < 2.0:
+            kept += BF16_BYTES * local * norms
     if mode < 1.0:
-        kept += tokens * heads * (BF16_BYTES * a.head_dim + FP32_BYTES)  # output, log-sum-exp
+        kept += tokens * heads * (BF16_BYTES * a.v_head_dim + FP32_BYTES)  # output, log-sum-exp
     unit = inputs if mode >= 2.0 else inputs + 1.0  # inputs of the gated unit (and its output)
     if moe > 0.0:
         routed = local * a.top_k
@@ -132,10 +148,13 @@ def stage_bytes(
     state = optimizer.state_bytes * (dense / (p.dp * p.cp) + expert / edp)
 
     tokens = p.micro_batch * seq_len / p.cp
-    n_dense = dense_layers_of_stage(a, p, stage)
-    n_moe = a.n_layers / p.pp - n_dense
+    n_dense, n_moe = stage_layers(a, p, stage)
     per_microbatch = n_moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
     per_microbatch += n_dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
+    last = stage == p.pp - 1.0
+    prediction = a.mtp_dense + a.mtp_moe if last else 0.0
+    # of each prediction layer: inputs of two norms, and their outputs side by side
+    per_microbatch += prediction * tokens / p.tp * 4.0 * BF16_BYTES * a.d_model
     activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
     if p.recompute >= 3.0:  # the largest layer that is replayed; its input is kept already
         replayed = 0.0
@@ -146,8 +165,8 @@ def stage_bytes(
         activations += replayed - layer_activation_bytes(a, p, tokens, 0.0, 3.0)
 
     logits = 0.0
-    if stage == p.pp - 1.0:
-        logits = LOGIT_BYTES * tokens * a.vocab_size / p.tp
+    if last:
+        logits = (1.0 + prediction) * LOGIT_BYTES * tokens * a.vocab_size / p.tp
     return StageBytes(
         weights=BF16_BYTES * (dense + expert),
         gradients=FP32_BYTES * (dense + expert),
@@ -175,7 +194,7 @@ def peak_bytes(
     while stage < last:
         m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, stage, framework_bytes)
         heaviest = max(heaviest, stage_total(m))
-        if dense_layers_of_stage(a, p, stage) == 0.0:
+        if a.moe_every == 1.0 and dense_layers_of_stage(a, p, stage) == 0.0:
             break  # the later ones hold the same layers and fewer microbatches
         stage += 1.0
     return heaviest

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import floor
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.architecture import ArchitectureDims
+from perfmodel.dims import ArchitectureDims
 
 
 class PlanDims(NamedTuple):
@@ -22,9 +23,23 @@ class PlanDims(NamedTuple):
     recompute: float
 
 
+class StageLayers(NamedTuple):
+    """Layers on a stage by kind, multi-token prediction included [-]."""
+
+    dense: float
+    moe: float
+
+
+@formula
+def moe_layers_before(a: ArchitectureDims, layer: float) -> float:
+    """Layers with experts among the first ``layer`` [-]."""
+    behind = max(0.0, layer - a.first_k_dense)
+    return float(floor(behind / a.moe_every))
+
+
 @formula
 def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
-    """Dense layers on a stage: the first ``first_k_dense`` layers, in order [-].
+    """Dense layers on a stage, of the model's own layers in order [-].
 
     Without interleaving a stage holds consecutive layers. With it, a stage holds ``vpp`` chunks
     that lie ``n_layers / vpp`` apart.
@@ -33,5 +48,19 @@ def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> flo
     count = 0.0
     for i in range(int(p.vpp)):
         first = (i * p.pp + stage) * chunk
-        count += min(chunk, max(0.0, a.first_k_dense - first))
+        if a.moe_every == 1.0:
+            count += min(chunk, max(0.0, a.first_k_dense - first))
+        else:
+            count += chunk - (moe_layers_before(a, first + chunk) - moe_layers_before(a, first))
     return count
+
+
+@formula
+def stage_layers(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLayers:
+    """Return the layers of a stage; the last one has those of multi-token prediction as well."""
+    dense = dense_layers_of_stage(a, p, stage)
+    moe = a.n_layers / p.pp - dense
+    if stage == p.pp - 1.0:
+        dense += a.mtp_dense
+        moe += a.mtp_moe
+    return StageLayers(dense, moe)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from perfmodel.attention import kv_heads_per_rank
 from perfmodel.calibration.packs import RangeFlag
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
-from perfmodel.layer import kv_heads_per_rank, rows_per_expert
+from perfmodel.layer import rows_per_expert
 from perfmodel.memory import stage_dense_parameters, stage_expert_parameters
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ def queries(model: StepModel) -> Queries:
     tokens = p.micro_batch * float(model.batch.seq_len) / p.cp
     asked.append(("head", {"tokens": tokens, "d_model": a.d_model, "vocab": a.vocab_size / p.tp}))
     local = tokens / p.tp
+    dense = model.architecture.n_dense_layers > 0
     asked.append(("elementwise", {"traffic_bytes": 2.0 * BF16_BYTES * local * a.d_model}))
-    widths = {a.d_ff if a.first_k_dense > 0.0 else 0.0, a.d_shared if a.n_experts > 0.0 else 0.0}
+    widths = {a.d_ff if dense else 0.0, a.d_shared if a.n_experts > 0.0 else 0.0}
     for width in sorted(widths - {0.0}):
         asked += _block("gemm", {"m": tokens}, a.d_model, width / p.tp, a.ffn_matrices)
     if a.n_experts > 0.0:
@@ -56,16 +58,28 @@ def _attention(model: StepModel) -> Queries:
     seq_len = float(model.batch.seq_len)
     tokens = p.micro_batch * seq_len / p.cp
     heads = a.n_heads / p.tp
-    qkv = (heads + 2.0 * kv_heads_per_rank(a, p.tp)) * a.head_dim
     core = {
         "sequences": p.micro_batch,
         "heads": heads,
         "seq_len": seq_len,
         "head_dim": a.head_dim,
     }
+    products = [{"m": tokens, "n": a.d_model, "k": heads * a.v_head_dim}]
+    if a.latent > 0.0:
+        local, query = tokens / p.tp, a.q_lora_rank or a.d_model
+        unfolded = heads * (a.head_dim - a.rope_head_dim + a.v_head_dim)
+        products += [
+            {"m": local, "n": a.kv_lora_rank + a.rope_head_dim, "k": a.d_model},
+            {"m": tokens, "n": unfolded, "k": a.kv_lora_rank},
+            {"m": tokens, "n": heads * a.head_dim, "k": query},
+        ]
+        if a.q_lora_rank > 0.0:
+            products.append({"m": local, "n": a.q_lora_rank, "k": a.d_model})
+    else:
+        qkv = (heads + 2.0 * kv_heads_per_rank(a, p.tp)) * a.head_dim
+        products.insert(0, {"m": tokens, "n": qkv, "k": a.d_model})
     return [
-        ("gemm", {"m": tokens, "n": qkv, "k": a.d_model}),
-        ("gemm", {"m": tokens, "n": a.d_model, "k": heads * a.head_dim}),
+        *(("gemm", sizes) for sizes in products),
         ("attention_forward", core),
         ("attention_backward", core),
     ]
@@ -111,6 +125,37 @@ def range_flags(model: StepModel) -> tuple[RangeFlag, ...]:
         if key not in found or _excess(flag) > _excess(found[key]):
             found[key] = flag
     return tuple(found.values())
+
+
+def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
+    """Return one sentence for each part of the model that no fitted run had."""
+    a, said = model.architecture, []
+    if a.latent is not None:
+        said.append(
+            "latent attention is priced by the surfaces of its products; no run that the stack "
+            "was fitted on has it"
+        )
+    if a.moe_every > 1:
+        said.append(
+            f"experts on every layer in {a.moe_every}: no run that the stack was fitted on has "
+            "dense layers between sparse ones"
+        )
+    if a.window is not None:
+        said.append(
+            f"a window of {a.window.width} tokens on {a.window_layers} of {a.n_layers} layers is "
+            "priced as its share of full attention, spread evenly over the layers"
+        )
+    if a.mtp_layers:
+        said.append(
+            f"mtp_layers={a.mtp_layers}: prediction layers, their logits and a copy of the "
+            "embedding are on the last stage; no run that the stack was fitted on has them"
+        )
+    if a.extra is not None:
+        said.append(
+            f"extra.parameters={a.extra.parameters} ({a.extra.reason}) are priced as one linear "
+            "layer in each layer; what they do is not modelled"
+        )
+    return tuple(f"{a.name}: {sentence}." for sentence in said)
 
 
 def stack_variables(model: StepModel) -> dict[str, float]:

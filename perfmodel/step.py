@@ -24,9 +24,9 @@ from perfmodel.iteration import (
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.memory import StageBytes, stage_bytes, stage_total
-from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.mesh import PlanDims, stage_layers
 from perfmodel.plan import Plan, Recompute
-from perfmodel.ranges import range_flags
+from perfmodel.ranges import range_flags, unmeasured_parts
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
 from perfmodel.stack import Stack
@@ -207,8 +207,7 @@ class StepModel:
         head, what of the host's dispatch the device does not hide, and the expert all-to-all.
         """
         last, n = self.last_stage, float(self.n_microbatches)
-        dense = dense_layers_of_stage(self.architecture.dims, self.dims, self.dims.pp - 1.0)
-        moe = self.architecture.n_layers / self.dims.pp - dense
+        dense, moe = stage_layers(self.architecture.dims, self.dims, self.dims.pp - 1.0)
         mode = self.dims.recompute
         per_moe = with_replay(self.cost.moe_forward, self.cost.moe_backward, mode)
         per_dense = with_replay(self.cost.dense_forward, self.cost.dense_backward, mode)
@@ -329,7 +328,7 @@ def estimate(
     totals = tuple(float(stage_total(stage)) for stage in stages)
     heaviest = max(range(plan.pp), key=lambda i: totals[i])
     step = model.step_s
-    flops = architecture.flops_per_token(mfu_convention) * batch.tokens
+    flops = architecture.flops_per_token(mfu_convention, batch.seq_len) * batch.tokens
     devices = cluster.n_devices
     return StepEstimate(
         step_time_s=step,
@@ -348,7 +347,11 @@ def estimate(
         ),
         breakdown_s=model.breakdown(),
         sources=model.sources(),
-        flags=(*_mismatch(model), *(flag.message for flag in range_flags(model))),
+        flags=(
+            *_mismatch(model),
+            *unmeasured_parts(model),
+            *(flag.message for flag in range_flags(model)),
+        ),
         architecture=architecture.summary(),
         plan=plan,
         stack=profile.name,

@@ -55,7 +55,8 @@ class PreparedRun:
         """Price the layers of a run once."""
         model = StepModel(run.architecture, run.plan, run.cluster, run.batch, profile)
         _ = model.cost, model.synchronisation
-        flops = run.architecture.flops_per_token(run.mfu_convention) * run.batch.tokens
+        flops = run.architecture.flops_per_token(run.mfu_convention, run.batch.seq_len)
+        flops *= run.batch.tokens
         peak = run.cluster.n_devices * run.cluster.peak_flops
         return cls(model, flops / peak, run.measured_mfu)
 

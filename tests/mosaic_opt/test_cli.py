@@ -15,7 +15,9 @@ import mosaic_opt.solver
 from mosaic_opt import cli
 from mosaic_opt.envelope import examples, parse_envelope
 from mosaic_opt.result import Solution
+from perfmodel.architecture import Architecture, ParameterConvention
 from perfmodel.ladders import ladder
+from perfmodel.models import catalogue
 
 from .strategies import TINY, scoreboard, solved_tiny, tiny
 
@@ -160,11 +162,11 @@ def test_solve_refuses(mosaic: Mosaic, arguments: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["missing/out.json", "."])
-@pytest.mark.parametrize("command", ["solve", "check", "examples"])
+@pytest.mark.parametrize("command", ["solve", "check", "examples", "models"])
 def test_json_that_cannot_be_written_is_two(
     mosaic: Mosaic, envelope: Path, tmp_path: Path, command: str, where: str
 ) -> None:
-    case = {"solve": [str(envelope)], "check": CASE, "examples": []}[command]
+    case = {"solve": [str(envelope)], "check": CASE, "examples": [], "models": []}[command]
     ran = mosaic(command, *case, "--json", str(tmp_path / where))
     assert ran.code == 2
     assert ran.err.startswith("error: ")
@@ -246,6 +248,7 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
     [
         ({"--model": "ladder:q=2,E=8"}, "lacks K, G"),
         ({"--model": "gpt-4"}, "--model 'gpt-4'"),
+        ({"--model": "DeepSek-V3"}, "did you mean DeepSeek-V3"),
         ({"--model": "missing.yaml"}, "missing.yaml cannot be read"),
         ({"--plan": "ep=8,pp"}, "'pp' is not key=value"),
         ({"--plan": "ep=0"}, "ep='0'"),
@@ -303,6 +306,33 @@ def test_validate_json_is_the_scoreboard(mosaic: Mosaic, monkeypatch: pytest.Mon
 )
 def test_validate_refuses(mosaic: Mosaic, arguments: list[str], said: str) -> None:
     assert_refused(mosaic("validate", *arguments), said)
+
+
+def test_models_lists_the_catalogue(mosaic: Mosaic) -> None:
+    ran = mosaic("models")
+    assert (ran.code, ran.err) == (0, "")
+    assert all(name in ran.out for name in catalogue)
+    assert "259.993" in ran.out
+    listed = mosaic("models", "--json", "-").document["models"]
+    assert [model["name"] for model in listed] == list(catalogue)
+    for model in listed:
+        a = Architecture.model_validate(model["architecture"])
+        assert a == catalogue[model["name"]]
+        assert model["n_total"] == {c.value: a.n_total(c) for c in ParameterConvention}
+
+
+def test_a_model_by_name_is_priced_under_megatrons_convention(mosaic: Mosaic) -> None:
+    case = changed(CASE, **{"--model": "qwen3-30b-a3b"})
+    ran = mosaic("step", *case, "--mfu-convention", "megatron", "--json", "-")
+    assert ran.code == 0
+    document = ran.document
+    assert document["architecture"]["name"] == "Qwen3-30B-A3B"
+    assert document["mfu_convention"] == "megatron"
+    per_token = 1e12 * document["tflops_per_device"] / document["tokens_per_s_per_device"]
+    seq_len = int(CASE[CASE.index("--seq") + 1])
+    assert per_token == pytest.approx(
+        catalogue["Qwen3-30B-A3B"].flops_per_token("megatron", seq_len)
+    )
 
 
 def test_examples_lists_every_example(mosaic: Mosaic) -> None:

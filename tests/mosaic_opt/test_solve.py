@@ -596,3 +596,14 @@ def test_grid_takes_the_largest_ratio_that_fits() -> None:
     solution = solve(parse_envelope(tiny(tokens=rule)))
     assert {c.binding for c in solution.candidates} == {"grid"}
     assert all(c.tokens_per_parameter == pytest.approx(2.0) for c in solution.candidates)
+
+
+def test_megatrons_convention_changes_the_mfu_that_is_reported_and_not_the_choice() -> None:
+    plain, counted = solved_tiny(), solve(tiny_envelope(mfu_convention="megatron"))
+    assert plain.optimum is not None
+    assert counted.optimum is not None
+    assert counted.optimum.architecture == plain.optimum.architecture
+    assert counted.optimum.step_time_s == plain.optimum.step_time_s
+    assert counted.optimum.mfu_convention == "megatron"
+    assert counted.candidates[0].mfu == pytest.approx(counted.optimum.mfu)
+    assert counted.optimum.mfu != plain.optimum.mfu

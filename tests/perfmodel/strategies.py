@@ -65,9 +65,48 @@ def dense(**changes: Any) -> Architecture:
     return moe(**(none | changes))
 
 
+def latent(n_heads: int = 8, **changes: int) -> dict[str, Any]:
+    """Return the fields of a small latent attention, for `moe` and `dense`."""
+    sizes = {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64} | changes
+    sizes = {"qk_rope_head_dim": 32, "v_head_dim": 48} | sizes
+    width = sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"]
+    return {"n_heads": n_heads, "n_kv_heads": n_heads, "head_dim": width, "latent": sizes}
+
+
 @st.composite
-def architectures(draw: st.DrawFn, *, sparse: bool | None = None) -> Architecture:
+def rare_parts(draw: st.DrawFn, sparse: bool, n_layers: int, n_heads: int) -> dict[str, Any]:
+    """Draw the parts that most models do not have."""
+    uses_latent = draw(st.booleans())
+    flags = ["output", "ffn", "norms", "head", *(["experts", "router"] if sparse else [])]
+    if not uses_latent:
+        flags.append("qkv")
+    fields: dict[str, Any] = {
+        "biases": {flag: draw(st.booleans()) for flag in flags},
+        "attention_sinks": draw(st.booleans()),
+        "norms_per_layer": draw(st.integers(1, 4)),
+        "learned_positions": draw(st.sampled_from((0, 96))),
+        "mtp_layers": draw(st.sampled_from((0, 0, 1, 2))),
+    }
+    if uses_latent:
+        fields |= latent(n_heads, q_lora_rank=draw(st.sampled_from((0, 96))))
+    else:
+        fields["qk_norm"] = draw(st.sampled_from(("none", "head", "full")))
+    if draw(st.booleans()):
+        fraction = draw(st.integers(1, n_layers)) / n_layers
+        fields["window"] = {"width": draw(st.sampled_from((128, 1024))), "fraction": fraction}
+    if not fields["mtp_layers"] and draw(st.booleans()):
+        fields["extra"] = {"parameters": n_layers * 4096, "reason": "something else"}
+    return fields
+
+
+@st.composite
+def architectures(
+    draw: st.DrawFn, *, sparse: bool | None = None, rare: bool | None = None
+) -> Architecture:
     """Draw a model: dense or sparse, any number of leading dense layers, GQA, tied, ungated.
+
+    Every second one has `rare` parts too: latent attention, dense layers between sparse ones,
+    biases, windows, multi-token prediction.
 
     Sizes are multiples of small powers of 2, so that plenty of layouts are legal for it.
     """
@@ -85,7 +124,11 @@ def architectures(draw: st.DrawFn, *, sparse: bool | None = None) -> Architectur
     }
     if sparse is None:
         sparse = draw(st.booleans())
-    first_k_dense = 0
+    if rare is None:
+        rare = draw(st.booleans())
+    if rare:
+        fields |= draw(rare_parts(sparse, n_layers, fields["n_heads"]))
+    first_k_dense, moe_every = 0, 1
     if sparse:
         first_k_dense = draw(st.integers(0, n_layers))
         n_experts = draw(st.sampled_from((1, 4, 6, 8, 16, 32)))
@@ -96,7 +139,10 @@ def architectures(draw: st.DrawFn, *, sparse: bool | None = None) -> Architectur
             "d_expert": draw(st.integers(1, 24)) * 16,
             "d_shared": draw(st.sampled_from((0, 16, 160))),
         }
-    if first_k_dense or not sparse or draw(st.booleans()):
+        if rare:
+            moe_every = fields["moe_every"] = draw(st.sampled_from((1, 2, 3)))
+            fields["shared_expert_gate"] = fields["d_shared"] > 0 and draw(st.booleans())
+    if first_k_dense or moe_every > 1 or not sparse or draw(st.booleans()):
         fields["d_ff"] = draw(st.integers(1, 24)) * 32
     return Architecture(**fields)
 
@@ -212,7 +258,7 @@ class Tensor(NamedTuple):
 
     layer: int | str  # "embedding", "head" and "final" are outside of the layers
     shape: tuple[int, ...]
-    split: str  # "tp", "kv", "none" or "expert"
+    split: str  # "tp", "kv", "none", "expert" or "whole expert", which ETP does not divide
 
     @property
     def size(self) -> int:
@@ -223,27 +269,109 @@ class Tensor(NamedTuple):
 def tensors(a: Architecture) -> list[Tensor]:
     """List every parameter tensor of a model, one by one; a tied head is not one."""
     found = [Tensor("embedding", (a.vocab_size, a.d_model), "tp")]
+    if a.learned_positions:
+        found.append(Tensor("positions", (a.learned_positions, a.d_model), "none"))
     if not a.tied_embeddings:
         found.append(Tensor("head", (a.d_model, a.vocab_size), "tp"))
-    found.append(Tensor("final", (a.d_model,), "none"))
+    if a.biases.head:
+        found.append(Tensor("final", (a.vocab_size,), "tp"))
+    found += _norms("final", a, 1)
     for layer in range(a.n_layers):
-        query = (a.d_model, a.n_heads * a.head_dim)
-        found += [Tensor(layer, (a.d_model,), "none")] * 2  # norms
-        found += [Tensor(layer, query, "tp"), Tensor(layer, query[::-1], "tp")]
-        found += [Tensor(layer, (a.d_model, a.n_kv_heads * a.head_dim), "kv")] * 2
-        ups = 2 if a.gated else 1
-        if a.n_experts == 0 or layer < a.first_k_dense:
-            found += [Tensor(layer, (a.d_model, a.d_ff), "tp")] * ups
-            found.append(Tensor(layer, (a.d_ff, a.d_model), "tp"))
-            continue
-        found.append(Tensor(layer, (a.d_model, a.n_experts), "none"))  # router
-        if a.d_shared:
-            found += [Tensor(layer, (a.d_model, a.d_shared), "tp")] * ups
-            found.append(Tensor(layer, (a.d_shared, a.d_model), "tp"))
-        for _ in range(a.n_experts):
-            found += [Tensor(layer, (a.d_model, a.d_expert), "expert")] * ups
-            found.append(Tensor(layer, (a.d_expert, a.d_model), "expert"))
+        found += _layer(layer, a, sparse_layer(a, layer))
+        if a.extra is not None:
+            found.append(Tensor(layer, (64, a.extra.parameters // a.n_layers // 64), "tp"))
     return found
+
+
+def sparse_layer(a: Architecture, layer: int) -> bool:
+    """Say whether a layer has experts: the last of every group behind the leading dense ones."""
+    if not a.n_experts or layer < a.first_k_dense:
+        return False
+    return list(range(a.first_k_dense, a.n_layers))[a.moe_every - 1 :: a.moe_every].count(layer) > 0
+
+
+def prediction_tensors(a: Architecture) -> list[Tensor]:
+    """List every tensor of multi-token prediction; embedding and head are the model's."""
+    one = _layer("prediction", a, sparse_layer(a, a.n_layers - 1))
+    one += _norms("prediction", a, 3)
+    one.append(Tensor("prediction", (2 * a.d_model, a.d_model), "tp"))
+    return one * a.mtp_layers
+
+
+def _norms(layer: int | str, a: Architecture, count: int) -> list[Tensor]:
+    return [Tensor(layer, (a.d_model,), "none")] * (count * (2 if a.biases.norms else 1))
+
+
+def _block(layer: int | str, a: Architecture, width: int, split: str, bias: bool) -> list[Tensor]:
+    ups = 2 if a.gated else 1
+    found = [Tensor(layer, (a.d_model, width), split)] * ups
+    found.append(Tensor(layer, (width, a.d_model), split))
+    if bias:
+        found += [Tensor(layer, (width,), split)] * ups
+        whole = "whole expert" if split == "expert" else "none"
+        found.append(Tensor(layer, (a.d_model,), whole))
+    return found
+
+
+def _attention(layer: int | str, a: Architecture) -> list[Tensor]:
+    d, m = a.d_model, a.latent
+    if m is not None:
+        query, found = d, [Tensor(layer, (d, m.kv_lora_rank + m.qk_rope_head_dim), "none")]
+        found.append(Tensor(layer, (m.kv_lora_rank,), "none"))
+        if m.q_lora_rank:
+            query = m.q_lora_rank
+            found += [Tensor(layer, (d, query), "none"), Tensor(layer, (query,), "none")]
+        unfolded = m.qk_nope_head_dim + m.v_head_dim
+        return [
+            *found,
+            Tensor(layer, (query, a.n_heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)), "tp"),
+            Tensor(layer, (m.kv_lora_rank, a.n_heads * unfolded), "tp"),
+            Tensor(layer, (a.n_heads * m.v_head_dim, d), "tp"),
+        ]
+    query, keys = a.n_heads * a.head_dim, a.n_kv_heads * a.head_dim
+    found = [Tensor(layer, (d, query), "tp"), Tensor(layer, (query, d), "tp")]
+    found += [Tensor(layer, (d, keys), "kv")] * 2
+    if a.biases.qkv:
+        found += [Tensor(layer, (query,), "tp"), *[Tensor(layer, (keys,), "kv")] * 2]
+    if a.qk_norm == "full":
+        found += [Tensor(layer, (query,), "tp"), Tensor(layer, (keys,), "kv")]
+    if a.qk_norm == "head":
+        found += [Tensor(layer, (a.head_dim,), "none")] * 2
+    return found
+
+
+def _layer(layer: int | str, a: Architecture, sparse: bool) -> list[Tensor]:
+    found = _norms(layer, a, a.norms_per_layer) + _attention(layer, a)
+    if a.biases.output:
+        found.append(Tensor(layer, (a.d_model,), "none"))
+    if a.attention_sinks:
+        found.append(Tensor(layer, (a.n_heads,), "tp"))
+    if not sparse:
+        return found + _block(layer, a, a.d_ff, "tp", a.biases.ffn)
+    found.append(Tensor(layer, (a.d_model, a.n_experts), "none"))  # router
+    if a.biases.router:
+        found.append(Tensor(layer, (a.n_experts,), "none"))
+    if a.d_shared:
+        found += _block(layer, a, a.d_shared, "tp", a.biases.experts)
+    if a.shared_expert_gate:
+        found.append(Tensor(layer, (a.d_model,), "none"))
+    return found + _block(layer, a, a.d_expert, "expert", a.biases.experts) * a.n_experts
+
+
+def core_flop(a: Architecture, seq_len: int) -> tuple[float, float]:
+    """Sum causal attention's products over its scores: forward and backward, a token and layer.
+
+    QK and PV forward; dV and dP as wide as the values, scores again, dQ and dK as the keys.
+    """
+    keys = a.head_dim
+    values = a.latent.v_head_dim if a.latent is not None else keys
+    scores, windowed = seq_len / 2, seq_len / 2
+    if a.window is not None and a.window.width < seq_len:
+        w = a.window.width  # a triangle, then a band
+        windowed = (w * w / 2 + (seq_len - w) * w) / seq_len
+    share = a.window.fraction if a.window is not None else 0.0
+    one = 2 * a.n_heads * (share * windowed + (1 - share) * scores)
+    return one * (keys + values), one * (3 * keys + 2 * values)
 
 
 def stage_of_layer(layer: int, n_layers: int, pp: int, vpp: int) -> int:

@@ -12,7 +12,16 @@ from pydantic import ValidationError
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.ladders import ladder
 
-from .strategies import Tensor, architectures, dense, few_steps, moe, tensors
+from .strategies import (
+    Tensor,
+    architectures,
+    dense,
+    few_steps,
+    latent,
+    moe,
+    prediction_tensors,
+    tensors,
+)
 
 BILLION = 1e9
 WITH_EMBEDDING = ParameterConvention.WITH_EMBEDDING
@@ -140,21 +149,22 @@ def test_qwen3_30b_up_to_its_norms_of_queries_and_keys() -> None:
 
 def working(found: list[Tensor], a: Architecture) -> int:
     """Sum what works on one token: of the routed experts of a layer, K of E."""
-    routed = sum(t.size for t in found if t.split == "expert")
-    rest = sum(t.size for t in found if t.split != "expert")
+    routed = sum(t.size for t in found if "expert" in t.split)
+    rest = sum(t.size for t in found if "expert" not in t.split)
     return rest + (routed // a.n_experts * a.top_k if routed else 0)
 
 
 @given(architectures())
 def test_counts_are_those_of_a_list_of_every_tensor(a: Architecture) -> None:
     every = tensors(a)
-    layers = [t for t in every if t.layer not in ("embedding", "head")]
+    layers = [t for t in every if t.layer not in ("embedding", "positions", "head")]
     # A tied head is a matrix in its own right where the embedding is not counted.
     head = next(t for t in every if t.layer == ("embedding" if a.tied_embeddings else "head"))
     expected = {WITH_EMBEDDING: every, WITHOUT_EMBEDDING: [*layers, head], NEITHER: layers}
     for convention, counted in expected.items():
         assert a.n_total(convention) == sum(t.size for t in counted)
         assert a.n_active(convention) == working(counted, a)
+    assert a.mtp_parameters == sum(t.size for t in prediction_tensors(a))
 
 
 @given(architectures())
@@ -222,6 +232,19 @@ def test_layers_of_each_kind() -> None:
         ({"d_ff": 0}, ("d_ff=0", "at least 1", "1 dense layers")),
         ({"n_experts": 0}, ("top_k=2", "must be 0", "n_experts=0")),
         ({"hidden_size": 512}, ("hidden_size", "Extra inputs are not permitted")),
+        (latent() | {"n_kv_heads": 4}, ("n_kv_heads=4", "n_heads=8", "latent attention")),
+        (latent() | {"head_dim": 64}, ("head_dim=64", "qk_rope_head_dim=96")),
+        (latent() | {"qk_norm": "head"}, ("qk_norm='head'", "latent attention")),
+        (latent() | {"biases": {"qkv": True}}, ("biases.qkv=true", "latent attention")),
+        (latent(kv_lora_rank=0), ("kv_lora_rank", "greater than or equal to 1")),
+        ({"moe_every": 0}, ("moe_every", "greater than or equal to 1", "0")),
+        ({"moe_every": 2, "first_k_dense": 0, "d_ff": 0}, ("d_ff=0", "2 dense layers")),
+        ({"window": {"width": 0}}, ("window.width", "greater than or equal to 1")),
+        ({"window": {"width": 8, "fraction": 0.3}}, ("fraction=0.3", "n_layers=4", "nearest: 1")),
+        ({"shared_expert_gate": True, "d_shared": 0}, ("shared_expert_gate", "d_shared=0")),
+        ({"biases": {"all": True}}, ("biases.all", "Extra inputs are not permitted")),
+        ({"extra": {"parameters": 5}}, ("extra.reason", "Field required")),
+        ({"qk_norm": "some"}, ("qk_norm", "'none', 'head' or 'full'")),
     ],
 )
 def test_bad_sizes_are_said(changes: dict[str, object], says: tuple[str, ...]) -> None:
@@ -229,6 +252,19 @@ def test_bad_sizes_are_said(changes: dict[str, object], says: tuple[str, ...]) -
         moe(**changes)
     message = str(caught.value)
     assert all(part in message for part in says), message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"moe_every": 2}, "moe_every=2 must be 1"),
+        ({"biases": {"experts": True}}, "biases.experts=true must be false"),
+        ({"biases": {"router": True}}, "biases.router=true must be false"),
+    ],
+)
+def test_a_dense_model_has_nothing_of_a_sparse_one(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=f"{says} in a model with n_experts=0"):
+        dense(**changes)
 
 
 @pytest.mark.parametrize("field", ["top_k", "d_expert", "d_shared"])
@@ -268,8 +304,11 @@ def test_a_model_cannot_be_changed() -> None:
 @given(architectures(), st.sampled_from((1, 2, 4)))
 def test_a_changed_copy_forgets_what_the_original_had_derived(a: Architecture, times: int) -> None:
     _ = a.dims, a.n_total()
-    copy = a.model_copy(update={"n_heads": times * a.n_heads})
-    fresh = Architecture(**(a.model_dump() | {"n_heads": times * a.n_heads}))
+    changed = {"n_heads": times * a.n_heads}
+    if a.latent is not None:
+        changed["n_kv_heads"] = changed["n_heads"]
+    copy = a.model_copy(update=changed)
+    fresh = Architecture(**(a.model_dump() | changed))
     assert copy.dims == fresh.dims
     assert copy.n_total() == fresh.n_total()
 

@@ -25,6 +25,7 @@ from .strategies import (
     cluster,
     dense,
     fast_profile,
+    latent,
     legal_rows,
     moe,
     profile,
@@ -138,10 +139,11 @@ def test_a_row_that_differs_from_the_last_one_in_one_degree_is_priced_anew(
         moe(n_layers=12, first_k_dense=1),
         moe(n_layers=12, first_k_dense=5),
         moe(n_layers=12, first_k_dense=12),
+        moe(n_layers=12, first_k_dense=0, moe_every=2, mtp_layers=1, **latent()),
         moe(n_layers=12, first_k_dense=0, gated=False, tied_embeddings=True),
         dense(n_layers=12),
     ],
-    ids=["one dense layer", "five", "no layer with experts", "ungated and tied", "dense"],
+    ids=["one dense layer", "five", "no layer with experts", "latent", "ungated and tied", "dense"],
 )
 def test_every_degree_takes_part(a: Architecture, optimizer: Optimizer) -> None:
     batch = Batch(global_batch=96, seq_len=2048, optimizer=optimizer)

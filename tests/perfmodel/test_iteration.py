@@ -30,7 +30,19 @@ from perfmodel.schedule import makespan_interleaved
 from perfmodel.schedule_graph import simulate
 from perfmodel.stack import FITTED_CONSTANTS, Stack
 
-from .strategies import PEAK, Run, dims, ideal_hardware, ideal_stack, moe, profiles, runs, tensors
+from .strategies import (
+    PEAK,
+    Run,
+    core_flop,
+    dims,
+    ideal_hardware,
+    ideal_stack,
+    moe,
+    prediction_tensors,
+    profiles,
+    runs,
+    tensors,
+)
 
 FORWARD_SHARE = {0.0: 1 / 3, 1.0: 1 / 3, 2.0: 1 / 3, 3.0: 1 / 4}
 ADAMW = Optimizer.ADAMW.dims
@@ -129,6 +141,30 @@ def test_1f1b_never_promises_too_much_where_dense_layers_reach_further(
 
 
 @given(
+    st.integers(0, 3),
+    st.sampled_from((2, 3, 4)),
+    st.integers(0, 1),
+    stacks,
+    st.sampled_from((2, 3, 4, 6)),
+    st.integers(1, 9),
+)
+def test_1f1b_with_dense_layers_between_sparse_ones(
+    first_k_dense: int, moe_every: int, mtp_layers: int, stack: Stack, pp: int, n: int
+) -> None:
+    """Exact where the stages between the ends are alike; else never too little."""
+    for d_ff in (64, 6000):
+        a = moe(n_layers=12, first_k_dense=first_k_dense, d_ff=d_ff, moe_every=moe_every)
+        a = a.model_copy(update={"mtp_layers": mtp_layers})
+        makespan, times, _ = pipeline(a, stack, pp=pp, n_microbatches=n)
+        forward = [t / 3 for t in times]
+        backward = [2 * t / 3 for t in times]
+        exact = simulate("1f1b", forward, backward, n)
+        assert makespan >= exact * (1 - 1e-12)
+        if len(set(times[1:-1])) <= 1:
+            assert makespan == pytest.approx(exact, rel=1e-9)
+
+
+@given(
     st.sampled_from((0, 1, 2)),
     st.sampled_from((8, 2000, 50000)),
     st.sampled_from((2, 3, 4)),
@@ -194,15 +230,19 @@ def test_on_an_ideal_machine_a_step_takes_its_flops(run: Run) -> None:
     measured = sum(stage.time for stage in stages) * n_devices * run.model.n_microbatches * PEAK
 
     layers = 0.0
-    for tensor in tensors(a):
-        if len(tensor.shape) == 1 or not isinstance(tensor.layer, int):
+    for tensor in tensors(a) + prediction_tensors(a):
+        if len(tensor.shape) == 1 or tensor.layer in ("embedding", "positions", "head", "final"):
             continue
         works = a.top_k / a.n_experts if tensor.split == "expert" else 1
         copies = max(1, plan.tp // a.n_kv_heads) if tensor.split == "kv" else 1
         layers += tensor.size * works * copies
-    core = 2 * a.n_layers * a.n_heads * a.head_dim * seq_len  # forward, causal
-    passes, core_passes = ((6, 3.5), (6, 4.5), (6, 4.5), (8, 4.5))[plan.recompute.code]
-    per_token = passes * layers + core_passes * core + 6 * a.vocab_size * a.d_model
+    passes, core_passes = ((6, 1), (6, 2), (6, 2), (8, 2))[plan.recompute.code]
+    forward, backward = core_flop(a, run.batch.seq_len)
+    core = (a.n_layers + a.mtp_layers) * (core_passes * forward + backward)
+    # The projection of a prediction layer is not replayed, nor are logits.
+    joined = a.mtp_layers * 2 * a.d_model**2
+    per_token = passes * (layers - joined) + core
+    per_token += 6 * (joined + (1 + a.mtp_layers) * a.vocab_size * a.d_model)
     assert measured == pytest.approx(per_token * run.batch.tokens, rel=1e-9)
 
 

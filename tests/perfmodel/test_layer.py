@@ -10,18 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.architecture import Architecture
+from perfmodel.attention import attention_weights, kv_heads_per_rank
 from perfmodel.calibration.packs import load_pack
 from perfmodel.layer import (
     LayerCost,
     OperatorTimes,
-    attention_weights,
-    kv_heads_per_rank,
     layer_cost,
     rows_per_expert,
     total,
 )
+from perfmodel.parameters import attention_matrices
 
-from .strategies import PACK, PEAK, Run, architectures, dense, ideal_hardware, moe, runs
+from .strategies import (
+    PACK,
+    PEAK,
+    Run,
+    architectures,
+    core_flop,
+    dense,
+    ideal_hardware,
+    moe,
+    runs,
+)
 
 HARDWARE = load_pack(PACK).constants()
 PASSES = ("moe_forward", "moe_backward", "dense_forward", "dense_backward")
@@ -207,7 +217,11 @@ def test_on_an_ideal_machine_a_layer_takes_its_flops(run: Run) -> None:
     cost = layer_cost(a.dims, ideal_hardware(), seq_len, p.micro_batch, p.tp, p.etp, p.ep, p.cp)
     copies = max(1, run.plan.tp // a.n_kv_heads)  # of every head of keys and values
     attention = 2 * a.d_model * a.head_dim * (a.n_heads + copies * a.n_kv_heads)
-    core = 2 * a.n_heads * a.head_dim * seq_len  # half of the square, for QK and for PV
+    if a.latent is not None:
+        attention = attention_matrices(a)
+    if a.extra is not None:
+        attention += a.extra.parameters // a.n_layers
+    core, core_backward = core_flop(a, run.batch.seq_len)
     sizes = {
         "dense": a.ffn_matrices * a.d_model * a.d_ff,
         "moe": a.d_model * (a.n_experts + a.ffn_matrices * (a.top_k * a.d_expert + a.d_shared)),
@@ -218,8 +232,9 @@ def test_on_an_ideal_machine_a_layer_takes_its_flops(run: Run) -> None:
         forward = total(getattr(cost, f"{kind}_forward")) * run.plan.tp * PEAK / tokens
         backward = total(getattr(cost, f"{kind}_backward")) * run.plan.tp * PEAK / tokens
         assert forward == pytest.approx(2 * (attention + weights) + core, rel=1e-9)
-        assert backward == pytest.approx(4 * (attention + weights) + 2.5 * core, rel=1e-9)
-    head = 6 * a.d_model * a.vocab_size
+        assert backward == pytest.approx(4 * (attention + weights) + core_backward, rel=1e-9)
+    heads, joined = 1 + a.mtp_layers, 2 * a.d_model * a.mtp_layers
+    head = 6 * a.d_model * (heads * a.vocab_size + joined)
     assert cost.head * run.plan.tp * PEAK / tokens == pytest.approx(head, rel=1e-9)
     assert cost.dispatch == cost.launch_forward == cost.launch_backward == 0
 

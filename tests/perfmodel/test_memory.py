@@ -20,8 +20,21 @@ from perfmodel.memory import (
     stage_total,
 )
 from perfmodel.mesh import PlanDims, dense_layers_of_stage
+from perfmodel.models import catalogue
 
-from .strategies import Run, architectures, dense, dims, moe, runs, stage_of_layer, tensors
+from .strategies import (
+    Run,
+    architectures,
+    dense,
+    dims,
+    latent,
+    moe,
+    prediction_tensors,
+    runs,
+    sparse_layer,
+    stage_of_layer,
+    tensors,
+)
 
 ADAMW = Optimizer.ADAMW.dims
 GIB = 2**30
@@ -54,9 +67,10 @@ def peak(a: Architecture, p: PlanDims, n_microbatches: int = 8) -> float:
 @given(runs())
 def test_parameters_of_a_rank_are_those_of_its_share_of_every_tensor(run: Run) -> None:
     a, plan, p = run.architecture, run.plan, run.dims
-    elsewhere = {"embedding": 0, "head": plan.pp - 1, "final": plan.pp - 1}
+    elsewhere = dict.fromkeys(("embedding", "positions"), 0)
+    elsewhere |= dict.fromkeys(("head", "final", "prediction"), plan.pp - 1)
     held = {"dense": [Fraction(0)] * plan.pp, "expert": [Fraction(0)] * plan.pp}
-    for tensor in tensors(a):
+    for tensor in tensors(a) + prediction_tensors(a):
         layer = tensor.layer
         if isinstance(layer, int):
             stage = stage_of_layer(layer, a.n_layers, plan.pp, plan.vpp)
@@ -67,10 +81,12 @@ def test_parameters_of_a_rank_are_those_of_its_share_of_every_tensor(run: Run) -
             "kv": min(plan.tp, a.n_kv_heads),  # a rank holds at least one whole head
             "none": 1,
             "expert": plan.etp * plan.ep,
+            "whole expert": plan.ep,
         }[tensor.split]
-        kind = "expert" if tensor.split == "expert" else "dense"
+        kind = "expert" if "expert" in tensor.split else "dense"
         held[kind][stage] += Fraction(tensor.size, divisor)
-    if a.tied_embeddings and plan.pp > 1:  # the last stage needs the embedding as its head
+    # the last stage needs the embedding as its head, or for multi-token prediction
+    if (a.tied_embeddings or a.mtp_layers) and plan.pp > 1:
         held["dense"][-1] += Fraction(a.vocab_size * a.d_model, plan.tp)
     for stage in range(plan.pp):
         s = float(stage)
@@ -91,8 +107,10 @@ def test_stages_and_ranks_together_hold_the_model_once(
         + p.ep * stage_expert_parameters(a.dims, p, float(s))
         for s in range(pp)
     )
-    second_copy = a.vocab_size * a.d_model if a.tied_embeddings and pp > 1 else 0
-    assert held == a.n_total(ParameterConvention.WITH_EMBEDDING) + second_copy
+    copied = (a.tied_embeddings or a.mtp_layers) and pp > 1
+    second_copy = a.vocab_size * a.d_model if copied else 0
+    model = a.n_total(ParameterConvention.WITH_EMBEDDING) + a.mtp_parameters
+    assert held == pytest.approx(model + second_copy, rel=1e-12)
 
 
 @given(architectures(), st.data())
@@ -100,7 +118,9 @@ def test_dense_layers_are_dealt_out_in_order(a: Architecture, data: st.DataObjec
     pp = data.draw(st.sampled_from([n for n in (1, 2, 3, 4, 6) if a.n_layers % n == 0]))
     vpp = data.draw(st.sampled_from([n for n in (1, 2, 3) if a.n_layers % (pp * n) == 0]))
     found = [dense_layers_of_stage(a.dims, dims(pp=pp, vpp=vpp), float(s)) for s in range(pp)]
-    of = [stage_of_layer(layer, a.n_layers, pp, vpp) for layer in range(a.n_dense_layers)]
+    solid = [layer for layer in range(a.n_layers) if not sparse_layer(a, layer)]
+    assert len(solid) == a.n_dense_layers
+    of = [stage_of_layer(layer, a.n_layers, pp, vpp) for layer in solid]
     assert found == [of.count(stage) for stage in range(pp)]
 
 
@@ -142,23 +162,10 @@ def test_report_4_bytes_of_weights_and_optimizer_by_class() -> None:
 def test_report_5_the_last_stage_is_the_heaviest_where_the_first_layer_is_dense() -> None:
     """DeepSeek-V3 sizes, 4 layers, EP 4, PP 2, DP 4: states 61.86 and 106.17 GiB, B200.
 
-    Its latent attention is stood in for by grouped-query attention of as many parameters (0.03%).
     The measured peaks were 71.24 and 114.00 GiB; with EP fixed at DP, experts keep 6 + 12 bytes.
     """
-    a = Architecture(
-        n_layers=4,
-        d_model=7168,
-        n_heads=96,
-        n_kv_heads=6,
-        head_dim=128,
-        d_ff=18432,
-        vocab_size=129280,
-        n_experts=256,
-        top_k=8,
-        d_expert=2048,
-        d_shared=2048,
-        first_k_dense=1,
-    )
+    shorter = {"n_layers": 4, "first_k_dense": 1, "mtp_layers": 0}
+    a = catalogue["DeepSeek-V3"].model_copy(update=shorter)
     found = stages(a, dims(ep=4, pp=2, dp=4), seq_len=4096)
     states = [(m.weights + m.gradients + m.optimizer) / GIB for m in found]
     assert [f"{gib:.2f}" for gib in states] == ["61.86", "106.17"]
@@ -301,8 +308,9 @@ def test_only_the_last_stage_holds_logits(run: Run) -> None:
     logits = [run.model.stage(s).logits for s in range(run.plan.pp)]
     assert logits[:-1] == [0.0] * (run.plan.pp - 1)
     tokens = run.plan.micro_batch * run.batch.seq_len / run.plan.cp
+    heads = 1 + run.architecture.mtp_layers
     assert logits[-1] == pytest.approx(
-        (2 + 4 + 4) * tokens * run.architecture.vocab_size / run.plan.tp
+        heads * (2 + 4 + 4) * tokens * run.architecture.vocab_size / run.plan.tp
     )
 
 
@@ -334,7 +342,7 @@ def test_memory_falls_with_the_depth_of_the_pipeline_where_layers_are_alike(
     a: Architecture, mode: float, n_microbatches: int
 ) -> None:
     """Not where the first layers are dense: a deeper first stage may shelter fewer MoE layers."""
-    a = Architecture(**(a.model_dump() | {"first_k_dense": 0}))
+    a = Architecture(**(a.model_dump() | {"first_k_dense": 0, "moe_every": 1, "mtp_layers": 0}))
     depths = [pp for pp in (1, 2, 3, 6, 12) if a.n_layers % pp == 0]
     found = [peak(a, dims(pp=pp, recompute=mode), n_microbatches) for pp in depths]
     for deeper, here in zip(found[1:], found, strict=False):
@@ -389,6 +397,7 @@ def test_full_recomputation_replays_the_layer_that_needs_most() -> None:
 def test_activations_are_those_of_the_microbatches_in_flight(run: Run) -> None:
     """Later stages hold fewer; nobody holds more than there are."""
     a, n, seq_len = run.architecture, run.model.n_microbatches, float(run.batch.seq_len)
+    a = a.model_copy(update={"mtp_layers": 0})  # which only the last stage has
     p = run.dims._replace(recompute=0.0)
     tokens = p.micro_batch * seq_len / p.cp
     for s in range(run.plan.pp):
@@ -400,3 +409,40 @@ def test_activations_are_those_of_the_microbatches_in_flight(run: Run) -> None:
         assert 0 < held / one <= n * (1 + 1e-12)
         if run.plan.vpp == 1:
             assert held / one == pytest.approx(min(run.plan.pp - s, n))
+
+
+# ---------------------------------------------------------------- rare parts
+
+
+def test_a_prediction_layer_is_on_the_last_stage_with_a_copy_of_the_embedding() -> None:
+    a, p = moe(), dims(pp=2, tp=2)
+    more = a.model_copy(update={"mtp_layers": 1})
+    first, last = (
+        stage_dense_parameters(more.dims, p, s)
+        + stage_expert_parameters(more.dims, p, s)
+        - stage_dense_parameters(a.dims, p, s)
+        - stage_expert_parameters(a.dims, p, s)
+        for s in (0.0, 1.0)
+    )
+    assert first == 0
+    replicated = 2 * 512 + 3 * 512 + 512 * 16  # norms and router
+    routed = 16 * 3 * 512 * 384  # ETP 1
+    assert last == (more.mtp_parameters - replicated - routed) / 2 + replicated + routed + (
+        32000 * 512 / 2
+    )
+    plain, predicting = stages(a, p)[1], stages(more, p)[1]
+    assert predicting.logits == 2 * plain.logits
+    assert predicting.activations > plain.activations
+
+
+def test_projections_into_latent_vectors_are_whole_on_every_rank() -> None:
+    a = moe(**latent(), d_shared=0)
+    whole, half = (stage_dense_parameters(a.dims, dims(tp=tp), 0.0) for tp in (1, 2))
+    replicated = 4 * (512 * (96 + 64 + 32) + 96 + 64 + 2 * 512) + 3 * 512 * 16 + 512
+    assert half == (whole - replicated) / 2 + replicated
+
+
+def test_a_shorter_window_keeps_as_many_activations() -> None:
+    """A fused kernel stores no scores."""
+    a = moe(window={"width": 128, "fraction": 0.5})
+    assert stages(a, dims()) == stages(moe(), dims())

@@ -11,7 +11,7 @@ from perfmodel.architecture import Architecture
 from perfmodel.calibration.packs import RangeFlag
 from perfmodel.cluster import Batch
 from perfmodel.plan import Plan, Recompute
-from perfmodel.ranges import range_flags, stack_variables
+from perfmodel.ranges import range_flags, stack_variables, unmeasured_parts
 from perfmodel.step import estimate
 
 from .strategies import PACK, STACK, Run, cluster, profile, runs
@@ -145,7 +145,18 @@ def test_a_flag_is_outside_of_its_range_and_stands_once(run: Run) -> None:
         assert f"{flag.variable} = {flag.value:g}" in flag.message
         assert flag.surface in flag.message
     assert len({(flag.surface, flag.variable) for flag in flags}) == len(flags)
-    assert estimate(*run, stack=profile()).flags == tuple(flag.message for flag in flags)
+    rare = unmeasured_parts(run.model)
+    assert estimate(*run, stack=profile()).flags == (*rare, *(flag.message for flag in flags))
+
+
+@given(runs())
+def test_every_part_that_no_fitted_run_had_is_said_once(run: Run) -> None:
+    a, said = run.architecture, unmeasured_parts(run.model)
+    parts = (a.latent, a.window, a.extra, a.mtp_layers or None, None if a.moe_every == 1 else 1)
+    assert len(set(said)) == len(said) == sum(part is not None for part in parts)
+    for sentence in said:
+        assert sentence.startswith(f"{a.name}: ")
+        assert sentence.endswith(".")
 
 
 @given(runs())

@@ -149,7 +149,7 @@ def test_the_mfu_convention_changes_the_numerator_and_nothing_else() -> None:
     for convention, step in steps.items():
         assert step.mfu_convention is convention
         per_token = step.mfu * step.step_time_s * 8 * run[2].peak_flops / run[3].tokens
-        assert per_token == pytest.approx(moe().flops_per_token(convention))
+        assert per_token == pytest.approx(moe().flops_per_token(convention, 256))
     assert len({step.step_time_s for step in steps.values()}) == 1
     assert steps[MfuConvention.SIX_N_EMBEDDING].mfu > steps[MfuConvention.SIX_N_HEAD].mfu
     assert estimate(*run).mfu_convention is MfuConvention.SIX_N_NONEMBEDDING
