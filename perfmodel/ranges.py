@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfmodel.calibration.packs import RangeFlag
+from perfmodel.calibration.packs import Flag, UnmeasuredFlag
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import kv_heads_per_rank, rows_per_expert
 from perfmodel.memory import stage_dense_parameters, stage_expert_parameters
@@ -100,11 +100,16 @@ def _groups(model: StepModel) -> Queries:
     return asked
 
 
-def range_flags(model: StepModel) -> tuple[RangeFlag, ...]:
-    """Return one flag for each surface and variable out of range, the farthest value of each."""
+def range_flags(model: StepModel) -> tuple[Flag, ...]:
+    """Return one flag for each surface and variable out of range, the farthest value of each.
+
+    A surface that was not measured at all has one flag.
+    """
     pack = model.cluster.pack
-    found: dict[tuple[str, str], RangeFlag] = {}
-    flags = [flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)]
+    found: dict[tuple[str, str], Flag] = {}
+    flags: list[Flag] = [
+        flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)
+    ]
     flags += model.profile.check(**stack_variables(model))
     for flag in flags:
         key = (flag.surface, flag.variable)
@@ -134,5 +139,7 @@ def stack_variables(model: StepModel) -> dict[str, float]:
     }
 
 
-def _excess(flag: RangeFlag) -> float:
+def _excess(flag: Flag) -> float:
+    if isinstance(flag, UnmeasuredFlag):
+        return 0.0
     return max(flag.low - flag.value, flag.value - flag.high)
