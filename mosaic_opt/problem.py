@@ -97,15 +97,12 @@ class Problem:
         """Rows that ask for an all-to-all over more ranks than the pack answers for."""
         if self.envelope.extrapolation == "flag":
             return np.zeros(len(self.table), dtype=np.bool_)
-        surface = self.envelope.cluster.pack.surfaces["all_to_all"]
-        if surface.beyond["size"] != "refuse":
-            return np.zeros(len(self.table), dtype=np.bool_)
-        return self.table.ep > surface.ranges["size"][1]
+        return self.table.ep > self.largest_all_to_all
 
     @property
     def largest_all_to_all(self) -> float:
-        """Largest expert-parallel group that the pack answers for [-]."""
-        return float(self.envelope.cluster.pack.surfaces["all_to_all"].ranges["size"][1])
+        """Largest expert-parallel group that the pack prices; inf where it refuses none [-]."""
+        return self.envelope.cluster.pack.refused_above("all_to_all", "size")
 
     def n_active(self, index: int) -> int:
         """Return the active parameters under the envelope's convention [-]."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from itertools import count as count_from
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from perfmodel.calibration.packs import HardwarePack, load_pack
+from perfmodel.calibration.packs import HardwarePack, load_pack, pack_name
+from perfmodel.collectives import with_devices_per_node
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
@@ -21,7 +23,7 @@ Count = Annotated[int, Field(ge=1, le=2**30, strict=True)]
 
 
 class Cluster(Frozen):
-    """A number of nodes of one kind.
+    """A number of nodes of one kind; a node is what shares fast links (72 devices on NVL72).
 
     Attributes
     ----------
@@ -31,23 +33,64 @@ class Cluster(Frozen):
         Nodes of the kind that the pack describes.
     memory_bytes : float, optional
         Memory of one device [B], in place of the pack's (GB = 1e9 B).
+    devices : int, optional
+        Devices in use, where they are not all that the nodes have: as many on each node.
     """
 
     hardware: str
     nodes: Nodes
     memory_bytes: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+    devices: Count | None = None
+
+    @model_validator(mode="after")
+    def _as_many_on_each_node(self) -> Self:
+        if self.devices is not None and self.devices % self.nodes:
+            raise ValueError(
+                f"devices={self.devices} cannot be as many on each of {self.nodes} nodes"
+            )
+        return self
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """Read ``"p6-b200:32"``: a hardware pack and a number of nodes."""
-        name, _, count = text.rpartition(":")
-        if not name or not re.fullmatch(r"[0-9]{1,6}", count):
-            raise PerfmodelError(f"cluster {text!r} is not PACK:NODES, as in p6-b200:32.")
-        if not 1 <= int(count) <= MAX_NODES:
-            raise PerfmodelError(f"nodes={int(count)} must be from 1 to {MAX_NODES}.")
-        cluster = cls(hardware=name, nodes=int(count))
+        """Read a hardware pack and a number of nodes or of devices.
+
+        ``"p6-b200:32"`` is 32 nodes. ``"gb200:256gpus"`` is 256 devices, on the fewest nodes that
+        hold as many each: 4 NVLink domains with 64 of their 72 devices in use.
+        """
+        name, _, rest = text.rpartition(":")
+        match = re.fullmatch(r"([0-9]{1,8})(gpus)?", rest)
+        if not name or not match or not (match[2] or len(rest) <= 6):
+            raise PerfmodelError(
+                f"cluster {text!r} is not PACK:NODES or PACK:DEVICESgpus, as in p6-b200:32 or "
+                "gb200:64gpus."
+            )
+        hardware, count = str(pack_name(name)), int(match[1])
+        if match[2]:
+            return cls._of_devices(hardware, count)
+        if not 1 <= count <= MAX_NODES:
+            raise PerfmodelError(f"nodes={count} must be from 1 to {MAX_NODES}.")
+        cluster = cls(hardware=hardware, nodes=count)
         _ = cluster.pack  # an unknown name is said here
         return cluster
+
+    @classmethod
+    def _of_devices(cls, hardware: str, devices: int) -> Cluster:
+        full = load_pack(hardware).node.devices_per_node
+        if not 1 <= devices <= MAX_NODES * full:
+            raise PerfmodelError(f"devices={devices} must be from 1 to {MAX_NODES * full}.")
+        nodes = _fewest_nodes(devices, full)
+        if nodes is None:
+            below, above = (
+                next(d for d in numbers if _fewest_nodes(d, full))
+                for numbers in (range(devices, 0, -1), count_from(devices))
+            )
+            raise PerfmodelError(
+                f"devices={devices} cannot be as many on each node of {full} with at least half "
+                f"of it in use; nearest: {below} or {above}."
+            )
+        if devices == nodes * full:
+            return cls(hardware=hardware, nodes=nodes)
+        return cls(hardware=hardware, nodes=nodes, devices=devices)
 
     @cached_property
     def pack(self) -> HardwarePack:
@@ -56,13 +99,27 @@ class Cluster(Frozen):
 
     @cached_property
     def constants(self) -> Hardware:
-        """The pack's constants as the formulas take them."""
-        return self.pack.constants()
+        """The pack's constants as the formulas take them, for the devices in use."""
+        constants = self.pack.constants()
+        fabric = with_devices_per_node(constants.fabric, float(self.devices_per_node))
+        return constants._replace(fabric=fabric)
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices in use on each node [-]."""
+        full = self.pack.node.devices_per_node
+        used = full if self.devices is None else self.devices // self.nodes
+        if used > full:
+            raise PerfmodelError(
+                f"devices={self.devices} do not fit on nodes={self.nodes} of {full}; "
+                f"nearest: {self.nodes * full}."
+            )
+        return used
 
     @property
     def n_devices(self) -> int:
         """Devices in the cluster, N_dev [-]."""
-        return self.nodes * self.pack.node.devices_per_node
+        return self.nodes * self.devices_per_node
 
     @property
     def peak_flops(self) -> float:
@@ -73,6 +130,14 @@ class Cluster(Frozen):
     def device_memory_bytes(self) -> float:
         """Memory of one device, M_dev [B]."""
         return self.memory_bytes or float(self.pack.device.memory_bytes.value)
+
+
+def _fewest_nodes(devices: int, full: int) -> int | None:
+    """Return the fewest nodes with as many devices on each, none of them less than half full."""
+    fewest = -(-devices // full)
+    if fewest == 1:
+        return 1
+    return next((n for n in range(fewest, 2 * devices // full + 1) if devices % n == 0), None)
 
 
 class Optimizer(StrEnum):

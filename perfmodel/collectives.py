@@ -59,6 +59,29 @@ class Fabric(NamedTuple):
     all_gather: RingSurface
 
 
+def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
+    """Return the fabric of nodes with fewer of their devices in use.
+
+    A ring over all devices in use has their NICs only; its latency per rank is what it was.
+    """
+    if devices == fabric.devices_per_node:
+        return fabric
+
+    def fewer(s: RingSurface) -> RingSurface:
+        return s._replace(
+            inter_bw=min(s.inter_bw, devices * s.strided_bw),
+            inter_latency_s=s.inter_latency_s * devices / fabric.devices_per_node,
+        )
+
+    return Fabric(
+        devices,
+        fabric.all_to_all,
+        fewer(fabric.all_reduce),
+        fewer(fabric.reduce_scatter),
+        fewer(fabric.all_gather),
+    )
+
+
 @formula
 def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float:
     """Members of the group on each node, at most ``size`` [-]."""

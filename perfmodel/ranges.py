@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfmodel.attention import kv_heads_per_rank
-from perfmodel.calibration.packs import RangeFlag
+from perfmodel.calibration.packs import Flag, UnmeasuredFlag
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
 from perfmodel.memory import stage_dense_parameters, stage_expert_parameters
@@ -114,11 +114,16 @@ def _groups(model: StepModel) -> Queries:
     return asked
 
 
-def range_flags(model: StepModel) -> tuple[RangeFlag, ...]:
-    """Return one flag for each surface and variable out of range, the farthest value of each."""
+def range_flags(model: StepModel) -> tuple[Flag, ...]:
+    """Return one flag for each surface and variable out of range, the farthest value of each.
+
+    A surface that was not measured at all has one flag.
+    """
     pack = model.cluster.pack
-    found: dict[tuple[str, str], RangeFlag] = {}
-    flags = [flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)]
+    found: dict[tuple[str, str], Flag] = {}
+    flags: list[Flag] = [
+        flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)
+    ]
     flags += model.profile.check(**stack_variables(model))
     for flag in flags:
         key = (flag.surface, flag.variable)
@@ -179,5 +184,7 @@ def stack_variables(model: StepModel) -> dict[str, float]:
     }
 
 
-def _excess(flag: RangeFlag) -> float:
+def _excess(flag: Flag) -> float:
+    if isinstance(flag, UnmeasuredFlag):
+        return 0.0
     return max(flag.low - flag.value, flag.value - flag.high)

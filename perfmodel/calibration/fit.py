@@ -14,11 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from perfmodel.calibration.fit_collectives import collective_fits
-from perfmodel.calibration.fit_gemms import GEMM_FITS
-from perfmodel.calibration.fit_kernels import KERNEL_FITS
+from perfmodel.calibration.fit_gemms import gemm_fits
+from perfmodel.calibration.fit_kernels import kernel_fits
 from perfmodel.calibration.packs import (
     SCHEMA_VERSION,
     Device,
@@ -26,7 +26,7 @@ from perfmodel.calibration.packs import (
     Node,
     Surface,
 )
-from perfmodel.calibration.records import FrozenRecord, PackError
+from perfmodel.calibration.records import FrozenRecord, PackError, Text, shipped
 from perfmodel.calibration.report import report_markdown
 from perfmodel.calibration.surface_fit import SurfaceFit
 from perfmodel.calibration.tables import Tables
@@ -34,18 +34,40 @@ from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import explain
 
+FOLDER = "datasheets"
+
 
 class Datasheet(FrozenRecord):
-    """What the vendors state of a machine; nothing in it can be fitted."""
+    """What the vendors state of a machine; nothing in it can be fitted.
+
+    ``measured``, ``same`` and ``transferred`` say where each surface of a pack without a full set
+    of tables comes from: the device whose rows are fitted, the pack of the same device in another
+    machine, or the pack of another device whose efficiencies are taken over.
+    """
 
     device: Device
     node: Node
+    remark: Text | None = None  # what the user of the pack must know
+    measured: dict[str, str] = Field(default_factory=dict)  # surface -> device in the tables
+    same: dict[str, str] = Field(default_factory=dict)  # surface -> pack of the same device
+    transferred: dict[str, str] = Field(default_factory=dict)  # surface -> pack
 
 
-def load_datasheet(path: Path | None, device: str) -> Datasheet:
-    """Read a datasheet: the file given, or the one shipped for the device."""
-    shipped = resources.files("perfmodel.calibration") / "data" / "datasheets"
-    file = path if path is not None else shipped / f"{device.lower()}.toml"
+def shipped_datasheets() -> tuple[str, ...]:
+    """Return the names of the datasheets that come with the library: those of the packs."""
+    return shipped(FOLDER)
+
+
+def load_datasheet(path: Path | None, *names: str) -> Datasheet:
+    """Read a datasheet: the file given, or the first of the names that is shipped."""
+    known = shipped_datasheets()
+    found = [name.lower() for name in names if name.lower() in known]
+    if path is None and not found:
+        raise PackError(
+            f"There is no datasheet {' or '.join(names)}; give one with --datasheet FILE.toml."
+        )
+    folder = resources.files("perfmodel.calibration") / "data" / FOLDER
+    file = path if path is not None else folder / f"{found[0]}.toml"
     if not file.is_file():
         raise PackError(f"There is no datasheet {file.name}; give one with --datasheet FILE.toml.")
     try:
@@ -56,9 +78,12 @@ def load_datasheet(path: Path | None, device: str) -> Datasheet:
         raise PackError(f"Datasheet {file.name} is invalid: {explain(error)}.") from None
 
 
-def surface_fits(devices_per_node: int) -> tuple[SurfaceFit, ...]:
-    """Return the fits of every surface of a pack, in its order."""
-    return (*GEMM_FITS, *KERNEL_FITS, *collective_fits(devices_per_node))
+def surface_fits(devices_per_node: int, floor_s: float | None = None) -> tuple[SurfaceFit, ...]:
+    """Return the fits of every surface of a pack, in its order.
+
+    ``floor_s`` is the shortest time of any kernel, where no chains of kernels were timed [s].
+    """
+    return (*gemm_fits(floor_s), *kernel_fits(floor_s), *collective_fits(devices_per_node))
 
 
 def fit_pack(
@@ -89,13 +114,21 @@ def fit_pack(
     for fit in surface_fits(node.devices_per_node):
         progress(fit.surface)
         surfaces[fit.surface] = fit.fit(tables, datasheet.device)
+    return assemble(name, origin, datasheet, surfaces)
+
+
+def assemble(
+    name: str, origin: str, datasheet: Datasheet, surfaces: Mapping[str, Surface]
+) -> HardwarePack:
+    """Put a pack together."""
+    text = f"Kernels and collectives of {datasheet.device.name} in {datasheet.node.name}."
     content: Mapping[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "name": name,
-        "description": f"Kernels and collectives of {datasheet.device.name} in {node.name}.",
+        "description": f"{text} {datasheet.remark}" if datasheet.remark else text,
         "origin": origin,
         "device": datasheet.device,
-        "node": node,
+        "node": datasheet.node,
         "surfaces": surfaces,
     }
     try:
@@ -108,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        sheet = load_datasheet(options.datasheet, options.device)
+        sheet = load_datasheet(options.datasheet, options.name, options.device)
         pack = fit_pack(
             Tables(options.tables, options.device),
             sheet,

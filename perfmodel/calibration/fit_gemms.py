@@ -17,8 +17,8 @@ from perfmodel.calibration.surface_fit import (
     EFFICIENCY,
     LAUNCH,
     Evidence,
+    floor_of,
     isin,
-    shortest_kernel_s,
     span,
 )
 from perfmodel.calibration.tables import BoolArray, FloatArray, Table, Tables
@@ -39,9 +39,13 @@ SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and 
 
 @dataclass(frozen=True)
 class GemmFit:
-    """Dense bf16 GEMM; each call was timed alone, so the host's launch is in the time."""
+    """Dense bf16 GEMM; each call was timed alone, so the host's launch is in the time.
+
+    ``floor_s`` is given where no chains of kernels were timed.
+    """
 
     surface: str = "gemm"
+    floor_s: float | None = None
 
     def fit(self, tables: Tables, device: Device) -> Surface:
         """Fit wall = launch + rooflines; the floor is read off chains of small kernels."""
@@ -71,20 +75,24 @@ class GemmFit:
             isin(k, 4096) | isin(n, 2048) | isin(m, 8192),
             "all rows with k = 4096, n = 2048 or m = 8192",
         ).solve()
-        params = {**fit.params, "floor_s": shortest_kernel_s(tables)}
-        alone = device_alone(tables, rates, GemmSurface(**params))
+        floor_s, floor_tables, borrowed = floor_of(self.floor_s, tables)
+        params = {**fit.params, "floor_s": floor_s}
+        regimes = {}
+        if not borrowed:
+            alone = device_alone(tables, rates, GemmSurface(**params))
+            regimes["device time in chains of GEMMs (floor_s is theirs)"] = alone.errors
+        floor_text = borrowed or "is the shortest busy time per kernel in chains of GEMMs"
         return Evidence(
             self.surface,
-            (GEMM, DISPATCH),
+            (GEMM, *floor_tables),
             f"{len(table)} bf16 rows with m, n and k of at least {SMALLEST_GEMM:g}; "
-            "wall time of one call = launch_s + rooflines. floor_s is the shortest busy time per "
-            "kernel in chains of GEMMs.",
+            f"wall time of one call = launch_s + rooflines. floor_s {floor_text}.",
         ).surface_of(
             tables,
             params,
             {"m": span(m), "n": span(n), "k": span(k)},
             fit.errors,
-            regimes={"device time in chains of GEMMs (floor_s is theirs)": alone.errors},
+            regimes=regimes,
         )
 
 
@@ -172,8 +180,10 @@ def held_out_shapes(table: Table) -> BoolArray:
     return wide | isin(table["hidden"], 2560) | isin(table["num_gemms"], 16)
 
 
-GEMM_FITS = (
-    GemmFit(),
-    GroupedFit("grouped_forward", "fwd_ms", 0.0),
-    GroupedFit("grouped_backward", "bwd_ms", 1.0),
-)
+def gemm_fits(floor_s: float | None = None) -> tuple[GemmFit | GroupedFit, ...]:
+    """Return the fits of the products; ``floor_s`` where no chains of kernels were timed."""
+    return (
+        GemmFit(floor_s=floor_s),
+        GroupedFit("grouped_forward", "fwd_ms", 0.0),
+        GroupedFit("grouped_backward", "bwd_ms", 1.0),
+    )

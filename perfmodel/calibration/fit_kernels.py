@@ -24,8 +24,8 @@ from perfmodel.calibration.surface_fit import (
     EFFICIENCY,
     LAUNCH,
     Evidence,
+    floor_of,
     isin,
-    shortest_kernel_s,
     span,
 )
 from perfmodel.calibration.tables import FloatArray, Table, Tables
@@ -55,18 +55,22 @@ def join(host_s: float, device: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class AttentionFit:
-    """Causal fused attention of one pass, timed alone."""
+    """Causal fused attention of one pass, timed alone.
+
+    ``floor_s`` is given where no chains of kernels were timed.
+    """
 
     surface: str
     column: str
     backward: float
+    floor_s: float | None = None
 
     def fit(self, tables: Tables, device: Device) -> Surface:
         """Fit wall = p-norm(launch, wait + device), with the floor of any kernel as fixed_s."""
         table = tables.load(ATTENTION).where(backend="te")
         sequences, heads = table["micro_bs"], table["n_q_heads"]
         seq_len, head_dim = table["seq_len"], table["head_dim"]
-        floor_s = shortest_kernel_s(tables)
+        floor_s, floor_tables, borrowed = floor_of(self.floor_s, tables)
         rates = device.rates
 
         def wall(p: Parameters) -> FloatArray:
@@ -100,11 +104,11 @@ class AttentionFit:
         wait_s = params.pop("wait_s")
         return Evidence(
             self.surface,
-            (ATTENTION, DISPATCH),
+            (ATTENTION, *floor_tables),
             f"{len(table)} rows of Transformer Engine's fused kernel; wall time of one call = "
             f"{JOIN:g}-norm of launch_s and wait_s + device. wait_s, the host's share before "
             "the kernel starts, belongs to timing one call alone and not to the device; fixed_s "
-            "is the shortest busy time of any kernel.",
+            f"{borrowed or 'is the shortest busy time of any kernel'}.",
         ).surface_of(
             tables,
             params,
@@ -269,10 +273,14 @@ class ElementwiseFit:
         ).surface_of(tables, fit.params, {"traffic_bytes": span(traffic)}, fit.errors)
 
 
-KERNEL_FITS = (
-    AttentionFit("attention_forward", "fwd_time_ms_med", 0.0),
-    AttentionFit("attention_backward", "bwd_time_ms_med", 1.0),
-    HeadFit(),
-    TopKFit(),
-    ElementwiseFit(),
-)
+def kernel_fits(
+    floor_s: float | None = None,
+) -> tuple[AttentionFit | HeadFit | TopKFit | ElementwiseFit, ...]:
+    """Return the fits of these kernels; ``floor_s`` where no chains of kernels were timed."""
+    return (
+        AttentionFit("attention_forward", "fwd_time_ms_med", 0.0, floor_s),
+        AttentionFit("attention_backward", "bwd_time_ms_med", 1.0, floor_s),
+        HeadFit(),
+        TopKFit(),
+        ElementwiseFit(),
+    )

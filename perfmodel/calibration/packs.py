@@ -2,13 +2,16 @@
 
 A pack holds, for each surface of :mod:`perfmodel.kernels` and :mod:`perfmodel.collectives`, its
 parameters, what they rest on, the ranges that the measurements covered, what to do beyond them,
-and the errors of the fit on rows that it saw and on rows that were held out. Packs are TOML;
-:mod:`perfmodel.calibration.fit` writes them from tables of measurements.
+and the errors of the fit on rows that it saw and on rows that were held out. A surface that nobody
+measured has parameters and a source and nothing else; whoever asks it is told so. Packs are TOML:
+:mod:`perfmodel.calibration.fit` writes them from tables of measurements, and
+:mod:`perfmodel.calibration.datasheet_packs` from datasheets and other packs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -23,6 +26,9 @@ from perfmodel.sources import Source
 
 SCHEMA_VERSION = 1
 FOLDER = "hardware"
+
+ALIASES = {"a100": "a100-80"}
+"""Other names of shipped packs."""
 
 # Traffic is counted as if no cache helped, so a little above 1 is possible.
 LARGEST_EFFICIENCY = 1.5
@@ -45,6 +51,9 @@ class Device(FrozenRecord):
 
     name: Text
     peak_flops: Datum  # dense bf16 [FLOP/s]
+    peak_flops_fp8: Datum | None = None  # dense, where there is hardware for it [FLOP/s]
+    peak_flops_fp4: Datum | None = None  # the same, nvfp4 or mxfp4 [FLOP/s]
+    matmul_flops: Datum | None = None  # fastest bf16 product that is published [FLOP/s]
     fp32_flops: Datum  # dense fp32, no tensor cores [FLOP/s]
     memory_bytes: Datum  # usable by the program [B]
     memory_bw: Datum  # [B/s]
@@ -56,10 +65,12 @@ class Device(FrozenRecord):
 
 
 class Node(FrozenRecord):
-    """One machine: how many devices share its fast links."""
+    """One domain of fast links, as a rule one machine, and how fast its devices are connected."""
 
     name: Text
     devices_per_node: Annotated[int, Field(ge=1)]
+    link_bw: Datum | None = None  # of one device to the others of the node, one direction [B/s]
+    nic_bw: Datum | None = None  # of one device to other nodes, one direction [B/s]
 
 
 class FitErrors(FrozenRecord):
@@ -77,18 +88,26 @@ class FitErrors(FrozenRecord):
 
 
 class Surface(FrozenRecord):
-    """Parameters of one surface, what they rest on and how far they reach."""
+    """Parameters of one surface, what they rest on and how far they reach.
+
+    Where nothing was measured (``DATASHEET``, ``ASSUMED``) there are no tables, ranges or errors.
+    """
 
     source: Source
     provenance: Text
-    tables: dict[str, str]  # table file -> sha256 of the file that was fitted
+    tables: dict[str, str] = Field(default_factory=dict)  # file -> sha256 of what was fitted
     params: dict[str, FiniteFloat]
     # Of how a single call was timed, not of the machine in a run.
     nuisance: dict[str, FiniteFloat] = Field(default_factory=dict)
-    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]]
-    beyond: dict[str, Policy]
-    errors: FitErrors
+    ranges: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    beyond: dict[str, Policy] = Field(default_factory=dict)
+    errors: FitErrors | None = None
     regimes: dict[str, FitErrors] = Field(default_factory=dict)  # errors by part of the surface
+
+    @property
+    def measured(self) -> bool:
+        """Whether the parameters rest on measurements of this kind of machine."""
+        return self.source in (Source.MEASURED, Source.FITTED)
 
     @field_validator("ranges")
     @classmethod
@@ -121,6 +140,30 @@ class RangeFlag(NamedTuple):
         )
 
 
+class UnmeasuredFlag(NamedTuple):
+    """A surface whose parameters rest on no measurement of this kind of machine."""
+
+    surface: str
+    pack: str
+    policy: Policy = "flag"
+
+    @property
+    def variable(self) -> str:
+        """No variable in particular: whatever is asked, nothing was measured."""
+        return ""
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return (
+            f"{self.surface} on {self.pack} is a datasheet roofline with assumed efficiencies: "
+            "nothing was measured."
+        )
+
+
+Flag = RangeFlag | UnmeasuredFlag
+
+
 class HardwarePack(FrozenRecord):
     """Everything that is known about one kind of machine; see the module's docstring."""
 
@@ -146,8 +189,10 @@ class HardwarePack(FrozenRecord):
         fabric = Fabric(devices_per_node=float(self.node.devices_per_node), **collectives)
         return Hardware(device=self.device.rates, fabric=fabric, **built)
 
-    def check(self, surface: str, **values: float) -> tuple[RangeFlag, ...]:
+    def check(self, surface: str, **values: float) -> tuple[Flag, ...]:
         """Return a flag for each value outside the range that the surface was measured on.
+
+        A surface that was not measured has one flag, whatever the values.
 
         Parameters
         ----------
@@ -158,16 +203,28 @@ class HardwarePack(FrozenRecord):
             not checked. NaN is outside of every range.
         """
         record = self._surface(surface)
+        known = SURFACES[surface].variables
+        for variable in values:
+            if variable not in known:
+                raise PackError(
+                    f"Surface {surface} has no variable {variable!r}; it has {', '.join(known)}."
+                )
+        if not record.measured:
+            return (UnmeasuredFlag(surface, self.name),)
         flags = []
         for variable, value in values.items():
-            if variable not in record.ranges:
-                known = ", ".join(record.ranges)
-                raise PackError(f"Surface {surface} has no variable {variable!r}; it has {known}.")
             low, high = record.ranges[variable]
             if not low <= value <= high:
                 policy = record.beyond[variable]
                 flags.append(RangeFlag(surface, variable, float(value), low, high, policy))
         return tuple(flags)
+
+    def refused_above(self, surface: str, variable: str) -> float:
+        """Return the value beyond which a search is refused the price; inf where nowhere."""
+        record = self._surface(surface)
+        if record.beyond.get(variable) != "refuse":
+            return inf
+        return float(record.ranges[variable][1])
 
     def source(self, surface: str) -> Source:
         """Return what the parameters of a surface rest on."""
@@ -188,14 +245,22 @@ def shipped_packs() -> tuple[str, ...]:
 
 
 def load_pack(name_or_path: str | Path) -> HardwarePack:
-    """Load a pack: the name of a shipped one, or the path of a TOML file.
+    """Load a pack: the name of a shipped one in any case, an alias, or the path of a TOML file.
 
     Raises
     ------
     PackError
         In one sentence: no such pack, not TOML, or a key whose value breaks a rule.
     """
-    return read_record(name_or_path, FOLDER, "hardware pack", HardwarePack)
+    return read_record(pack_name(name_or_path), FOLDER, "hardware pack", HardwarePack)
+
+
+def pack_name(name_or_path: str | Path) -> str | Path:
+    """Return the name of the shipped pack that is meant, or what was given if none is."""
+    if not isinstance(name_or_path, str):
+        return name_or_path
+    name = ALIASES.get(name_or_path.lower(), name_or_path.lower())
+    return name if name in shipped_packs() else name_or_path
 
 
 def _same_keys(what: str, given: Iterable[str], wanted: Iterable[str]) -> None:
@@ -210,8 +275,15 @@ def _same_keys(what: str, given: Iterable[str], wanted: Iterable[str]) -> None:
 def _check_surface(name: str, surface: Surface, kind: SurfaceKind) -> None:
     where = f"surfaces.{name}"
     _same_keys(f"{where}.params", surface.params, kind.constants._fields)
-    _same_keys(f"{where}.ranges", surface.ranges, kind.variables)
-    _same_keys(f"{where}.beyond", surface.beyond, kind.variables)
+    if surface.measured:
+        _same_keys(f"{where}.ranges", surface.ranges, kind.variables)
+        _same_keys(f"{where}.beyond", surface.beyond, kind.variables)
+        if surface.errors is None:
+            raise ValueError(f"{where}.errors is missing: what is {surface.source} states them")
+    else:
+        for key in ("tables", "nuisance", "ranges", "beyond", "errors", "regimes"):
+            if getattr(surface, key):
+                raise ValueError(f"{where}.{key} must be absent: {surface.source} is not measured")
     for parameter, value in surface.params.items():
         positive = parameter not in kind.may_be_zero
         key = f"{where}.params.{parameter} = {value:g}"

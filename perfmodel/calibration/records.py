@@ -30,7 +30,8 @@ class FrozenRecord(Frozen):
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the content; two files that say the same have the same digest."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        content = self.model_dump(mode="json", exclude_none=True)
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 

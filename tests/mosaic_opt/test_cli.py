@@ -257,7 +257,7 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--plan": "recompute=all"}, "recompute='all'"),
         ({"--cluster": "p6-b200"}, "PACK:NODES"),
         ({"--cluster": "p6-b200:0"}, "nodes=0"),
-        ({"--cluster": "h100:4"}, "no hardware pack 'h100'"),
+        ({"--cluster": "h900:4"}, "no hardware pack 'h900'"),
         ({"--global-batch": "0"}, "global_batch=0"),
         ({"--global-batch": "1.5"}, "--global-batch"),
         ({"--seq": "-1"}, "seq_len=-1"),

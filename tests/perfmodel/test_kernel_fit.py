@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.calibration import HardwarePack, load_pack
+from perfmodel.calibration import HardwarePack, load_pack, shipped_packs
 from perfmodel.calibration.fit import fit_pack, load_datasheet, main
 from perfmodel.calibration.regression import Bound, Regression
 from perfmodel.calibration.tables import TableError, Tables
@@ -36,49 +36,60 @@ FABRIC = HW.fabric
 RINGS = {name: getattr(FABRIC, name) for name in ("all_reduce", "reduce_scatter", "all_gather")}
 
 Sizes = tuple[float, ...]
+Priced = tuple[Callable[..., float], Sizes]
 
 GROUPED = {
     "grouped_forward": (HW.grouped_forward, 0.0),
     "grouped_backward": (HW.grouped_backward, 1.0),
 }
-ATTENTION = {
-    "attention_forward": (HW.attention_forward, 0.0),
-    "attention_backward": (HW.attention_backward, 1.0),
-}
-
-# name -> (time of the sizes, largest value of each size)
-SURFACES: dict[str, tuple[Callable[..., float], Sizes]] = {
-    "gemm": (lambda *s: gemm_time(HW.device, HW.gemm, *s), (1e6, 1e6, 1e6)),
-    "linear_backward": (
-        lambda *s: linear_backward_time(HW.device, HW.gemm, *s),
-        (1e6, 1e6, 1e6),
-    ),
-    **{
-        name: (
-            lambda *s, c=constants, b=backward: grouped_gemm_time(HW.device, c, *(*s, b)),
-            (512.0, 1e5, 3e4, 3e4),
-        )
-        for name, (constants, backward) in GROUPED.items()
-    },
-    "grouped_launch": (lambda n: grouped_gemm_launch(HW.grouped_forward, n), (512.0,)),
-    **{
-        name: (
-            lambda *s, c=constants, b=backward: attention_time(HW.device, c, *(*s, b)),
-            (64.0, 256.0, 1e6, 512.0),
-        )
-        for name, (constants, backward) in ATTENTION.items()
-    },
-    "head": (lambda *s: head_time(HW.device, HW.head, *s), (1e6, 3e4, 5e5)),
-    "topk": (lambda *s: topk_time(HW.topk, *s), (1e6, 4096.0)),
-    "elementwise": (lambda *s: elementwise_time(HW.device, HW.elementwise, *s), (1e12, 64.0)),
-    "router": (lambda *s: router_time(HW.device, HW.elementwise, *s), (1e6, 3e4, 4096.0)),
-}
 
 
-@pytest.mark.parametrize("name", SURFACES)
+def kernels(hw: Hardware) -> dict[str, Priced]:
+    """Return the time of the sizes, and the largest value of each size, by name of the kernel."""
+    device = hw.device
+    return {
+        "gemm": (lambda *s: gemm_time(device, hw.gemm, *s), (1e6, 1e6, 1e6)),
+        "linear_backward": (lambda *s: linear_backward_time(device, hw.gemm, *s), (1e6, 1e6, 1e6)),
+        **{
+            name: (
+                lambda *s, c=constants, b=backward: grouped_gemm_time(device, c, *(*s, b)),
+                (512.0, 1e5, 3e4, 3e4),
+            )
+            for name, constants, backward in (
+                ("grouped_forward", hw.grouped_forward, 0.0),
+                ("grouped_backward", hw.grouped_backward, 1.0),
+            )
+        },
+        "grouped_launch": (lambda n: grouped_gemm_launch(hw.grouped_forward, n), (512.0,)),
+        **{
+            name: (
+                lambda *s, c=constants, b=backward: attention_time(device, c, *(*s, b)),
+                (64.0, 256.0, 1e6, 512.0),
+            )
+            for name, constants, backward in (
+                ("attention_forward", hw.attention_forward, 0.0),
+                ("attention_backward", hw.attention_backward, 1.0),
+            )
+        },
+        "head": (lambda *s: head_time(device, hw.head, *s), (1e6, 3e4, 5e5)),
+        "topk": (lambda *s: topk_time(hw.topk, *s), (1e6, 4096.0)),
+        "elementwise": (lambda *s: elementwise_time(device, hw.elementwise, *s), (1e12, 64.0)),
+        "router": (lambda *s: router_time(device, hw.elementwise, *s), (1e6, 3e4, 4096.0)),
+    }
+
+
+HARDWARE = {name: load_pack(name).constants() for name in shipped_packs()}
+KERNELS = {pack: kernels(hw) for pack, hw in HARDWARE.items()}
+packs = pytest.mark.parametrize("pack", HARDWARE)
+
+
+@packs
+@pytest.mark.parametrize("name", KERNELS["p6-b200"])
 @given(data=st.data())
-def test_kernel_never_gets_faster_as_a_size_grows(name: str, data: st.DataObject) -> None:
-    time, limits = SURFACES[name]
+def test_kernel_never_gets_faster_as_a_size_grows(
+    pack: str, name: str, data: st.DataObject
+) -> None:
+    time, limits = KERNELS[pack][name]
     sizes = [data.draw(st.floats(1.0, limit), label="size") for limit in limits]
     grown = data.draw(st.integers(0, len(limits) - 1), label="which")
     larger = list(sizes)
@@ -88,9 +99,10 @@ def test_kernel_never_gets_faster_as_a_size_grows(name: str, data: st.DataObject
     assert isfinite(large)
 
 
-@pytest.mark.parametrize("name", SURFACES)
-def test_kernel_does_get_slower(name: str) -> None:
-    time, limits = SURFACES[name]
+@packs
+@pytest.mark.parametrize("name", KERNELS["p6-b200"])
+def test_kernel_does_get_slower(pack: str, name: str) -> None:
+    time, limits = KERNELS[pack][name]
     middle = [limit / 8.0 for limit in limits]
     for i, limit in enumerate(limits):
         larger = [limit if j == i else size for j, size in enumerate(middle)]
@@ -104,22 +116,26 @@ sizes = st.one_of(st.integers(1, 24), st.integers(1, 24), st.integers(1, 4096)).
 strides = st.sampled_from([1.0, 1.0, 2.0, 4.0, 8.0, 64.0])
 
 
+@packs
 @given(size=sizes, more=sizes, stride=strides, volume=volumes, further=volumes)
 def test_all_to_all_never_gets_faster(
-    size: float, more: float, stride: float, volume: float, further: float
+    pack: str, size: float, more: float, stride: float, volume: float, further: float
 ) -> None:
-    time = all_to_all_time(FABRIC, size, stride, volume)
+    fabric = HARDWARE[pack].fabric
+    time = all_to_all_time(fabric, size, stride, volume)
     slack = 1.0 + 1e-12
-    assert time <= all_to_all_time(FABRIC, size, stride, volume + further) * slack
-    assert time <= all_to_all_time(FABRIC, size + more, stride, volume) * slack
+    assert time <= all_to_all_time(fabric, size, stride, volume + further) * slack
+    assert time <= all_to_all_time(fabric, size + more, stride, volume) * slack
 
 
+@packs
 @pytest.mark.parametrize("name", RINGS)
 @given(size=sizes, more=sizes, stride=strides, volume=volumes, further=volumes)
 def test_ring_never_gets_faster(
-    name: str, size: float, more: float, stride: float, volume: float, further: float
+    pack: str, name: str, size: float, more: float, stride: float, volume: float, further: float
 ) -> None:
-    ring, devices = RINGS[name], FABRIC.devices_per_node
+    fabric = HARDWARE[pack].fabric
+    ring, devices = getattr(fabric, name), fabric.devices_per_node
     time = ring_time(ring, devices, size, stride, volume)
     slack = 1.0 + 1e-12
     assert time <= ring_time(ring, devices, size, stride, volume + further) * slack
@@ -340,7 +356,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hardware]:
     folder = tmp_path_factory.mktemp("tables")
     hw = toy_hardware()
     synthetic_tables(folder, hw)
-    sheet = load_datasheet(None, "b200").model_dump(mode="json")
+    sheet = load_datasheet(None, "p6-b200").model_dump(mode="json")
     lines = []
     for key, value in sheet["device"].items():
         if isinstance(value, dict):
@@ -380,6 +396,7 @@ def test_fit_recovers_the_parameters_that_made_the_tables(
 
 def test_errors_of_a_perfect_fit_are_nothing(refitted: HardwarePack) -> None:
     for name, surface in refitted.surfaces.items():
+        assert surface.errors is not None
         assert surface.errors.p90_in <= 0.05, name
         if surface.errors.p90_out is not None:
             assert surface.errors.p90_out <= 0.2, name
@@ -471,7 +488,7 @@ MEDIAN_OUT = {
 def test_shipped_pack_is_what_the_tables_give(shared_data: Path) -> None:
     shipped = load_pack("p6-b200")
     tables = Tables(shared_data / "kernel_measurements", "b200")
-    again = fit_pack(tables, load_datasheet(None, "b200"), shipped.name, shipped.origin)
+    again = fit_pack(tables, load_datasheet(None, "p6-b200"), shipped.name, shipped.origin)
     assert again.device == shipped.device
     assert again.node == shipped.node
     for name, surface in again.surfaces.items():
@@ -481,6 +498,7 @@ def test_shipped_pack_is_what_the_tables_give(shared_data: Path) -> None:
         assert surface.tables == record.tables
         assert surface.ranges == record.ranges
         assert flat(surface.errors) == pytest.approx(flat(record.errors), abs=0.011)
+        assert surface.errors is not None
         assert surface.errors.median_out is not None
         assert surface.errors.median_out <= MEDIAN_OUT[name], name
 

@@ -53,6 +53,7 @@ def test_constants_are_the_numbers_of_the_file(pack: HardwarePack, content: Cont
 def test_every_surface_says_what_it_rests_on(pack: HardwarePack) -> None:
     for name, surface in pack.surfaces.items():
         assert pack.source(name) is Source.FITTED
+        assert surface.errors is not None
         assert surface.errors.n >= 10
         assert all(len(sha) == 64 for sha in surface.tables.values())
         assert surface.tables
@@ -170,6 +171,11 @@ GEMM = ("surfaces", "gemm", "params")
             put(-8e12, "device", "memory_bw", "value"),
             "memory_bw.value=-8000000000000.0: input should be greater than 0",
         ),
+        (remove("surfaces", "gemm", "errors"), "surfaces.gemm.errors is missing: what is FITTED"),
+        (
+            put("ASSUMED", "surfaces", "gemm", "source"),
+            "surfaces.gemm.tables must be absent: ASSUMED is not measured",
+        ),
         (put("GUESSED", "surfaces", "gemm", "source"), "source='GUESSED': input should be 'MEA"),
         (put([9.0, 3.0], "surfaces", "gemm", "ranges", "m"), "range of m runs from 9 down to 3"),
         (put("ignore", "surfaces", "gemm", "beyond", "m"), "beyond.m='ignore': input should be"),
@@ -255,6 +261,7 @@ def test_the_documents_state_the_errors_of_the_pack(pack: HardwarePack) -> None:
         fitted = [
             e for part, e in surface.regimes.items() if "fit" not in part and "floor" not in part
         ]
+        assert surface.errors is not None
         for errors in fitted or [surface.errors]:
             assert f"| {errors.n} | {errors.median_in:.2f} / {errors.p90_in:.2f} |" in text, name
             assert f"{errors.median_out:.2f}" in text, name
