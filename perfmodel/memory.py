@@ -227,10 +227,10 @@ def peak_bytes(
     m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, last, framework_bytes)
     heaviest = stage_total(m)
     stage = 0.0
+    alike = a.moe_every == 1.0 and not is_uneven(a, p)
     while stage < last:
         m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, stage, framework_bytes)
         heaviest = max(heaviest, stage_total(m))
-        alike = a.moe_every == 1.0 and not is_uneven(a, p)
         if alike and dense_layers_of_stage(a, p, stage) == 0.0:
             break  # the later ones hold the same layers and fewer microbatches
         stage += 1.0

@@ -23,6 +23,13 @@ class PlanDims(NamedTuple):
     recompute: float
 
 
+class StageLayers(NamedTuple):
+    """The model's own layers on a stage, by kind [-]."""
+
+    dense: float
+    moe: float
+
+
 class StageContent(NamedTuple):
     """What one device of a pipeline holds, all its chunks together [-]."""
 
@@ -64,40 +71,45 @@ def layers_before(a: ArchitectureDims, p: PlanDims, virtual_stage: float) -> flo
 
 
 @formula
-def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
-    """Dense layers on a stage, of the model's own layers in order [-].
+def layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLayers:
+    """Return the model's own layers on a stage of the balanced layout, by kind.
 
     Without interleaving a stage holds consecutive layers. With it, a stage holds ``vpp`` chunks
     that lie ``pp`` virtual stages apart.
     """
-    count = 0.0
+    uneven = is_uneven(a, p)
+    chunk = a.n_layers / (p.pp * p.vpp)
+    layers = a.n_layers / p.pp
+    moe = 0.0
+    if uneven:
+        layers = 0.0
     for i in range(int(p.vpp)):
-        first = layers_before(a, p, i * p.pp + stage)
-        behind = layers_before(a, p, i * p.pp + stage + 1.0)
-        count += behind - first - (moe_layers_before(a, behind) - moe_layers_before(a, first))
-    return count
+        virtual = i * p.pp + stage
+        if uneven:
+            first = layers_before(a, p, virtual)
+            behind = layers_before(a, p, virtual + 1.0)
+            layers += behind - first
+        else:
+            first = virtual * chunk
+            behind = first + chunk
+        moe += moe_layers_before(a, behind) - moe_layers_before(a, first)
+    return StageLayers(layers - moe, moe)
 
 
 @formula
-def layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
-    """Count the decoder layers on a stage of the balanced layout [-]."""
-    count = 0.0
-    for i in range(int(p.vpp)):
-        virtual = i * p.pp + stage
-        count += layers_before(a, p, virtual + 1.0) - layers_before(a, p, virtual)
-    return count
+def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Dense layers on a stage, of the model's own layers [-]."""
+    return layers_of_stage(a, p, stage).dense
 
 
 @formula
 def stage_content(a: ArchitectureDims, p: PlanDims, stage: float) -> StageContent:
     """Return what a stage of the balanced layout holds; the last one has prediction as well."""
-    layers = layers_of_stage(a, p, stage)
-    dense = dense_layers_of_stage(a, p, stage)
-    moe = layers - dense
+    dense, moe = layers_of_stage(a, p, stage)
     last = 1.0 if stage == p.pp - 1.0 else 0.0
     prediction = last * (a.mtp_dense + a.mtp_moe)
     return StageContent(
-        layers=layers,
+        layers=dense + moe,
         dense=dense + last * a.mtp_dense,
         moe=moe + last * a.mtp_moe,
         prediction=prediction,
