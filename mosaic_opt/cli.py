@@ -34,7 +34,9 @@ Model = Annotated[
         help="A name of `mosaic models`, ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file.",
     ),
 ]
-PlanText = Annotated[str, typer.Option("--plan", help="For example tp=1,ep=8,pp=8,mbs=4.")]
+PlanText = Annotated[
+    str, typer.Option("--plan", help="For example tp=1,ep=8,pp=8,mbs=4,layout=balanced.")
+]
 ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-b200:32.")]
 GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
 Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perfmodel.plan import Plan, PlanSpace, Recompute
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
+    from perfmodel.stages import StageLayout
     from perfmodel.step import StepEstimate, check, estimate
 
 _HOMES = {
@@ -53,6 +54,7 @@ _HOMES = {
     "SlidingWindow": "parts",
     "Source": "sources",
     "StackProfile": "calibration.stacks",
+    "StageLayout": "stages",
     "StepEstimate": "step",
     "Violation": "rules",
     "catalogue": "models",
@@ -86,6 +88,7 @@ __all__ = [
     "SlidingWindow",
     "Source",
     "StackProfile",
+    "StageLayout",
     "StepEstimate",
     "Violation",
     "catalogue",

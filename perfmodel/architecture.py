@@ -314,6 +314,7 @@ class Architecture(Frozen):
             "d_expert": self.d_expert,
             "d_shared": self.d_shared,
             "first_k_dense": self.first_k_dense if self.moe_every == 1 else self.n_dense_layers,
+            "mtp_layers": self.mtp_layers,
         }
 
     def summary(self) -> dict[str, object]:

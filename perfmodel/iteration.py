@@ -16,7 +16,9 @@ slower of the two sets the pace, and the expert all-to-all is a point where both
 from __future__ import annotations
 
 from math import ceil, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from perfmodel._jit import formula
 from perfmodel.collectives import point_to_point_time, ring_time
@@ -24,9 +26,17 @@ from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import LayerCost, OperatorTimes, total
-from perfmodel.memory import OptimizerDims, stage_dense_parameters, stage_expert_parameters
-from perfmodel.mesh import PlanDims, dense_layers_of_stage, stage_layers
+from perfmodel.memory import OptimizerDims, dense_parameters, expert_parameters
+from perfmodel.mesh import (
+    PlanDims,
+    StageContent,
+    dense_layers_of_stage,
+    is_uneven,
+    layers_before,
+    stage_content,
+)
 from perfmodel.schedule import makespan_interleaved
+from perfmodel.schedule_stages import makespan_of_chunks
 from perfmodel.stack import Stack
 
 
@@ -39,7 +49,8 @@ class ModeTotals(NamedTuple):
     dispatch: float  # all expert all-to-alls of a MoE layer
     host_share: float  # of A: forward, replay and backward [-]
     forward_share: float  # forward time / (forward + backward), replay in the backward [-]
-    head: float  # head and cross-entropy
+    head: float  # head and cross-entropy, and those and the projection of each prediction layer
+    joined: float  # the projection of one prediction layer
 
 
 class StageTime(NamedTuple):
@@ -48,7 +59,7 @@ class StageTime(NamedTuple):
     host: float  # C0
     jitter: float  # J
     device: float  # G0
-    head: float  # t_head, on the last stage
+    head: float  # t_head, where the loss is
     dispatch: float  # Y
     time: float  # tau
 
@@ -110,6 +121,7 @@ def mode_totals(cost: LayerCost, stack: Stack, mode: float) -> ModeTotals:
         host_share=stack.forward_share * (1.0 + replay) + stack.backward_share,
         forward_share=0.25 if mode >= 3.0 else 1.0 / 3.0,
         head=cost.head,
+        joined=cost.joined,
     )
 
 
@@ -136,11 +148,11 @@ def stage_time(
 
 
 @formula
-def data_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, stage: float) -> float:
+def exchange_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, c: StageContent) -> float:
     """Exposed reduce-scatter of fp32 gradients and all-gather of bf16 weights on a stage [s]."""
     node = hw.fabric.devices_per_node
-    dense = stage_dense_parameters(a, p, stage)
-    expert = stage_expert_parameters(a, p, stage)
+    dense = dense_parameters(a, p, c)
+    expert = expert_parameters(a, p, c)
     ranks = p.dp * p.cp
     edp = p.tp * ranks / (p.etp * p.ep)
     rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
@@ -150,6 +162,12 @@ def data_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, stage: fl
         + ring_time(rs, node, edp, p.etp * p.ep, FP32_BYTES * expert)
         + ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
     )
+
+
+@formula
+def data_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, stage: float) -> float:
+    """:func:`exchange_time` of a stage of the balanced layout [s]."""
+    return exchange_time(a, hw, p, stage_content(a, p, stage))
 
 
 @formula
@@ -178,6 +196,41 @@ def attention_iteration_flop(a: ArchitectureDims) -> float:
 
 
 @formula
+def update_time(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    optimizer: OptimizerDims,
+    p: PlanDims,
+    c: StageContent,
+) -> float:
+    """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s]."""
+    dense = dense_parameters(a, p, c)
+    expert = expert_parameters(a, p, c)
+    replicas = p.dp * p.cp
+    edp = p.tp * replicas / (p.etp * p.ep)
+    traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
+    if optimizer.matrix_iterations > 0.0:
+        flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas
+        if c.prediction > 0.0:
+            joined = newton_schulz_flop(a.d_model, 2.0 * a.d_model)
+            flop += c.prediction * joined / replicas
+        if c.dense > 0.0:
+            flop += c.dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
+        if a.n_experts > 0.0:
+            one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)
+            flop += c.moe * a.n_experts / p.ep * one / edp
+            if a.d_shared > 0.0:
+                flop += (
+                    c.moe * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_shared) / replicas
+                )
+        flop *= optimizer.matrix_iterations
+        time += flop / (hw.device.peak_flops * stack.optimizer_matmul_eff)
+    return time
+
+
+@formula
 def optimizer_time(
     a: ArchitectureDims,
     hw: Hardware,
@@ -186,39 +239,36 @@ def optimizer_time(
     p: PlanDims,
     stage: float,
 ) -> float:
-    """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s]."""
-    dense = stage_dense_parameters(a, p, stage)
-    expert = stage_expert_parameters(a, p, stage)
-    replicas = p.dp * p.cp
-    edp = p.tp * replicas / (p.etp * p.ep)
-    traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
-    time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
-    if optimizer.matrix_iterations > 0.0:
-        n_dense, moe = stage_layers(a, p, stage)
-        flop = (n_dense + moe) * attention_iteration_flop(a) / replicas
-        if stage == p.pp - 1.0 and a.mtp_dense + a.mtp_moe > 0.0:
-            joined = newton_schulz_flop(a.d_model, 2.0 * a.d_model)
-            flop += (a.mtp_dense + a.mtp_moe) * joined / replicas
-        if n_dense > 0.0:
-            flop += n_dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
-        if a.n_experts > 0.0:
-            one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)
-            flop += moe * a.n_experts / p.ep * one / edp
-            if a.d_shared > 0.0:
-                flop += moe * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_shared) / replicas
-        flop *= optimizer.matrix_iterations
-        time += flop / (hw.device.peak_flops * stack.optimizer_matmul_eff)
-    return time
+    """:func:`update_time` of a stage of the balanced layout [s]."""
+    return update_time(a, hw, stack, optimizer, p, stage_content(a, p, stage))
+
+
+@formula
+def time_of_content(
+    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, c: StageContent
+) -> StageTime:
+    """Return the time of one microbatch on a stage [s].
+
+    Head, cross-entropy and the logits of every prediction layer are where the loss is (Megatron-LM
+    #5318); the projection of a prediction layer is on that layer's stage.
+    """
+    prediction = a.mtp_dense + a.mtp_moe
+    head = 0.0
+    if c.loss > 0.0:
+        head = t.head
+        if c.prediction != prediction:
+            head += (c.prediction - prediction) * t.joined
+    elif c.prediction > 0.0:
+        head = c.prediction * t.joined
+    return stage_time(t, stack, p, c.moe, c.dense, head)
 
 
 @formula
 def time_of_stage(
     a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
 ) -> StageTime:
-    """Return the time of one microbatch on a stage; the last one has the head [s]."""
-    dense, moe = stage_layers(a, p, stage)
-    head = t.head if stage == p.pp - 1.0 else 0.0
-    return stage_time(t, stack, p, moe, dense, head)
+    """:func:`time_of_content` of a stage of the balanced layout [s]."""
+    return time_of_content(a, stack, p, t, stage_content(a, p, stage))
 
 
 @formula
@@ -231,6 +281,80 @@ def plain_stage_time(
 
 
 @formula
+def fill_chunks(
+    a: ArchitectureDims,
+    stack: Stack,
+    p: PlanDims,
+    t: ModeTotals,
+    c: StageContent,
+    layers: Any,
+    seconds: Any,
+) -> None:
+    """Write the time of one microbatch in each chunk of a device into ``seconds`` [s].
+
+    ``layers`` are those of each chunk, prediction layers included. Chunks share a device's time by
+    their layers; what the head, a projection or the loss add is in the last one.
+    """
+    whole = time_of_content(a, stack, p, t, c).time
+    last = seconds.shape[0] - 1
+    if c.dense + c.moe > 0.0:
+        plain = stage_time(t, stack, p, c.moe, c.dense, 0.0).time
+        for i in range(last):
+            seconds[i] = plain * layers[i] / (c.dense + c.moe)
+    else:
+        for i in range(last):
+            seconds[i] = 0.0
+    seconds[last] = whole
+    for i in range(last):
+        seconds[last] -= seconds[i]
+
+
+@formula
+def pipeline_of_chunks(
+    stack: Stack,
+    devices_per_node: float,
+    seconds: Any,
+    n_microbatches: float,
+    forward_share: float,
+) -> PipelineTime:
+    """Time from the first forward to the last backward, for chunks that all differ [s].
+
+    ``seconds`` are those of :func:`perfmodel.schedule_stages.makespan_of_chunks`. The steady part
+    is that of the slowest device.
+    """
+    tau = seconds.sum(axis=0)
+    steady = n_microbatches * tau.max()
+    makespan = makespan_of_chunks(seconds, n_microbatches, forward_share)
+    nodes = ceil(len(tau) / devices_per_node)
+    return PipelineTime(
+        steady=steady,
+        bubble=makespan - steady,
+        pipeline_depth=stack.pipeline_node_cost * (nodes - 1.0) * makespan,
+    )
+
+
+@formula
+def uneven_pipeline_time(
+    a: ArchitectureDims,
+    stack: Stack,
+    devices_per_node: float,
+    p: PlanDims,
+    t: ModeTotals,
+    n_microbatches: float,
+) -> PipelineTime:
+    """:func:`pipeline_of_chunks` for the balanced layout [s]."""
+    seconds = np.empty((int(p.vpp), int(p.pp)))
+    layers = np.empty(int(p.vpp))
+    for r in range(int(p.pp)):
+        for i in range(int(p.vpp)):
+            virtual = i * p.pp + r
+            layers[i] = layers_before(a, p, virtual + 1.0) - layers_before(a, p, virtual)
+        c = stage_content(a, p, float(r))
+        fill_chunks(a, stack, p, t, c, layers, seconds[:, r])
+    return pipeline_of_chunks(stack, devices_per_node, seconds, n_microbatches, t.forward_share)
+
+
+@formula
 def pipeline_time(
     a: ArchitectureDims,
     stack: Stack,
@@ -239,7 +363,13 @@ def pipeline_time(
     t: ModeTotals,
     n_microbatches: float,
 ) -> PipelineTime:
-    """Time from the first microbatch's forward to the last one's backward [s]."""
+    """Time from the first microbatch's forward to the last one's backward [s].
+
+    Of the balanced layout; where its stages are equal, in ``O(1)`` from the first, a middle and
+    the last one.
+    """
+    if is_uneven(a, p):
+        return uneven_pipeline_time(a, stack, devices_per_node, p, t, n_microbatches)
     last = time_of_stage(a, stack, p, t, p.pp - 1.0).time
     first = time_of_stage(a, stack, p, t, 0.0).time
     mid = first
@@ -263,6 +393,17 @@ def pipeline_time(
 
 
 @formula
+def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
+    """Exposed hand-offs of activations while the pipeline fills and drains [s]."""
+    if p.pp <= 1.0:
+        return 0.0
+    tokens = p.micro_batch * seq_len / p.cp
+    distance = p.tp * p.cp * p.dp
+    volume = BF16_BYTES * tokens / p.tp * a.d_model
+    return 2.0 * (p.pp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
+
+
+@formula
 def synchronisation_time(
     a: ArchitectureDims,
     hw: Hardware,
@@ -272,25 +413,21 @@ def synchronisation_time(
     seq_len: float,
 ) -> SynchronisationTime:
     """Time of what does not depend on the recompute mode: hand-offs, gradients, optimizer [s]."""
-    hand_off = 0.0
-    if p.pp > 1.0:
-        tokens = p.micro_batch * seq_len / p.cp
-        distance = p.tp * p.cp * p.dp
-        volume = BF16_BYTES * tokens / p.tp * a.d_model
-        hand_off = 2.0 * (p.pp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
     final = p.pp - 1.0
     exchange = data_parallel_time(a, hw, p, final)
     update = optimizer_time(a, hw, stack, optimizer, p, final)
     if p.pp > 1.0:
         exchange = max(exchange, data_parallel_time(a, hw, p, 0.0))
         update = max(update, optimizer_time(a, hw, stack, optimizer, p, 0.0))
-    if a.moe_every > 1.0:  # a stage between may hold more experts than either
+    if a.moe_every > 1.0 or is_uneven(a, p):  # a stage between may hold more than either
         stage = 1.0
         while stage < final:
             exchange = max(exchange, data_parallel_time(a, hw, p, stage))
             update = max(update, optimizer_time(a, hw, stack, optimizer, p, stage))
             stage += 1.0
-    return SynchronisationTime(hand_off=hand_off, data_parallel=exchange, optimizer=update)
+    return SynchronisationTime(
+        hand_off=hand_off_time(a, hw, p, seq_len), data_parallel=exchange, optimizer=update
+    )
 
 
 @formula

@@ -67,9 +67,8 @@ class LayerCost(NamedTuple):
     dispatch: float  # one expert all-to-all (and all-gather over ETP) [s]
     launch_forward: float  # host time of the two grouped products, forward [s]
     launch_backward: float  # the same, backward [s]
-    head: (
-        float  # head and cross-entropy, on the last stage; once more for each prediction layer [s]
-    )
+    head: float  # head and cross-entropy, and for each prediction layer once more and `joined` [s]
+    joined: float  # projection from 2d to d of one prediction layer, forward and backward [s]
 
 
 @formula
@@ -261,6 +260,7 @@ def layer_cost(
         launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / ep)
     head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
     prediction = a.mtp_dense + a.mtp_moe
+    joined = 0.0
     if prediction > 0.0:  # each has logits of its own, and a projection from 2d to d
         joined = linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 0.0)
         joined += linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 1.0)
@@ -274,4 +274,5 @@ def layer_cost(
         launch_forward=launch_forward,
         launch_backward=launch_backward,
         head=head,
+        joined=joined,
     )

@@ -18,7 +18,13 @@ from perfmodel._jit import formula
 from perfmodel.attention import attention_parameters, kv_heads_per_rank
 from perfmodel.dims import ArchitectureDims
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
-from perfmodel.mesh import PlanDims, dense_layers_of_stage, stage_layers
+from perfmodel.mesh import (
+    PlanDims,
+    StageContent,
+    dense_layers_of_stage,
+    is_uneven,
+    stage_content,
+)
 from perfmodel.schedule import in_flight_microbatches
 
 LOGIT_BYTES = 10.0
@@ -51,43 +57,54 @@ def stage_total(m: StageBytes) -> float:
 
 
 @formula
-def stage_dense_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+def dense_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of a stage on one rank, routed experts excepted [-].
 
-    The first stage holds the embedding, the last one the head (and, where they are tied and the
-    stages differ, a second copy of the embedding as the head) and multi-token prediction, which
-    needs a copy of the embedding as well.
+    The loss needs the head: where embedding and head are tied and not on one stage, a second copy
+    of the embedding. Prediction layers need the embedding as well, and have a copy of it where
+    neither the embedding nor a tied head is on their stage (Megatron-LM #5034).
     """
-    layers = stage_layers(a, p, stage)
-    count = (layers.dense + layers.moe) * attention_parameters(a, p.tp)
-    count += layers.dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
-    count += layers.moe * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
-    count += a.n_layers / p.pp * a.extra / p.tp
+    count = (c.dense + c.moe) * attention_parameters(a, p.tp)
+    count += c.dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
+    count += c.moe * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
+    count += c.layers * a.extra / p.tp
     ups = a.ffn_matrices - 1.0
-    count += layers.dense * a.ffn_bias * (ups * a.d_ff / p.tp + a.d_model)
-    count += layers.moe * (a.expert_bias * ups * a.d_shared / p.tp + a.moe_vectors)
+    count += c.dense * a.ffn_bias * (ups * a.d_ff / p.tp + a.d_model)
+    count += c.moe * (a.expert_bias * ups * a.d_shared / p.tp + a.moe_vectors)
     matrix = a.vocab_size * a.d_model / p.tp
-    if stage == 0.0:
+    shared_head = False
+    if c.embedding > 0.0:
         count += matrix + a.positions * a.d_model
-    if stage == p.pp - 1.0:
+    if c.loss > 0.0:
         count += a.final_norm + a.head_bias * a.vocab_size / p.tp
-        if a.tied_embeddings == 0.0 or p.pp > 1.0:
+        shared_head = a.tied_embeddings > 0.0
+        if not shared_head or c.embedding == 0.0:
             count += matrix
-        prediction = a.mtp_dense + a.mtp_moe
-        if prediction > 0.0:
-            count += prediction * (2.0 * a.d_model * a.d_model / p.tp + 3.0 * a.final_norm)
-            if a.tied_embeddings == 0.0 and p.pp > 1.0:
-                count += matrix
+    if c.prediction > 0.0:
+        count += c.prediction * (2.0 * a.d_model * a.d_model / p.tp + 3.0 * a.final_norm)
+        if not shared_head and c.embedding == 0.0:
+            count += matrix
     return count
 
 
 @formula
-def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+def expert_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of the routed experts of a stage on one rank [-]."""
-    moe = stage_layers(a, p, stage).moe
     bias = a.expert_bias * ((a.ffn_matrices - 1.0) * a.d_expert / p.etp + a.d_model)
-    weights = moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
-    return weights + moe * a.n_experts / p.ep * bias
+    weights = c.moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
+    return weights + c.moe * a.n_experts / p.ep * bias
+
+
+@formula
+def stage_dense_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Parameters of a stage of the balanced layout on one rank, routed experts excepted [-]."""
+    return dense_parameters(a, p, stage_content(a, p, stage))
+
+
+@formula
+def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Parameters of the routed experts of a stage of the balanced layout on one rank [-]."""
+    return expert_parameters(a, p, stage_content(a, p, stage))
 
 
 @formula
@@ -132,6 +149,56 @@ def layer_activation_bytes(
 
 
 @formula
+def content_bytes(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    seq_len: float,
+    n_microbatches: float,
+    stage: float,
+    c: StageContent,
+    framework_bytes: float,
+) -> StageBytes:
+    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
+
+    Interleaved, a chunk's activations are taken as ``1 / vpp`` of the stage's: what each chunk
+    holds in flight is not told apart where they differ.
+    """
+    dense = dense_parameters(a, p, c)
+    expert = expert_parameters(a, p, c)
+    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    state = optimizer.state_bytes * (dense / (p.dp * p.cp) + expert / edp)
+
+    tokens = p.micro_batch * seq_len / p.cp
+    per_microbatch = c.moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
+    per_microbatch += c.dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
+    # of each prediction layer: inputs of two norms, and their outputs side by side
+    per_microbatch += c.prediction * tokens / p.tp * 4.0 * BF16_BYTES * a.d_model
+    activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
+    if (
+        p.recompute >= 3.0 and c.dense + c.moe > 0.0
+    ):  # the largest layer that is replayed; its input is kept already
+        replayed = 0.0
+        if c.moe > 0.0:
+            replayed = layer_activation_bytes(a, p, tokens, 1.0, 0.0)
+        if c.dense > 0.0:
+            replayed = max(replayed, layer_activation_bytes(a, p, tokens, 0.0, 0.0))
+        activations += replayed - layer_activation_bytes(a, p, tokens, 0.0, 3.0)
+
+    logits = 0.0
+    if c.loss > 0.0:  # those of prediction layers too, wherever they are
+        logits = (1.0 + (a.mtp_dense + a.mtp_moe)) * LOGIT_BYTES * tokens * a.vocab_size / p.tp
+    return StageBytes(
+        weights=BF16_BYTES * (dense + expert),
+        gradients=FP32_BYTES * (dense + expert),
+        optimizer=state,
+        activations=activations,
+        logits=logits,
+        buffers=framework_bytes,
+    )
+
+
+@formula
 def stage_bytes(
     a: ArchitectureDims,
     p: PlanDims,
@@ -141,40 +208,9 @@ def stage_bytes(
     stage: float,
     framework_bytes: float,
 ) -> StageBytes:
-    """Memory of one device of ``stage`` (0 is the first) [B]."""
-    dense = stage_dense_parameters(a, p, stage)
-    expert = stage_expert_parameters(a, p, stage)
-    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
-    state = optimizer.state_bytes * (dense / (p.dp * p.cp) + expert / edp)
-
-    tokens = p.micro_batch * seq_len / p.cp
-    n_dense, n_moe = stage_layers(a, p, stage)
-    per_microbatch = n_moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
-    per_microbatch += n_dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
-    last = stage == p.pp - 1.0
-    prediction = a.mtp_dense + a.mtp_moe if last else 0.0
-    # of each prediction layer: inputs of two norms, and their outputs side by side
-    per_microbatch += prediction * tokens / p.tp * 4.0 * BF16_BYTES * a.d_model
-    activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
-    if p.recompute >= 3.0:  # the largest layer that is replayed; its input is kept already
-        replayed = 0.0
-        if n_moe > 0.0:
-            replayed = layer_activation_bytes(a, p, tokens, 1.0, 0.0)
-        if n_dense > 0.0:
-            replayed = max(replayed, layer_activation_bytes(a, p, tokens, 0.0, 0.0))
-        activations += replayed - layer_activation_bytes(a, p, tokens, 0.0, 3.0)
-
-    logits = 0.0
-    if last:
-        logits = (1.0 + prediction) * LOGIT_BYTES * tokens * a.vocab_size / p.tp
-    return StageBytes(
-        weights=BF16_BYTES * (dense + expert),
-        gradients=FP32_BYTES * (dense + expert),
-        optimizer=state,
-        activations=activations,
-        logits=logits,
-        buffers=framework_bytes,
-    )
+    """Memory of one device of ``stage`` of the balanced layout (0 is the first) [B]."""
+    c = stage_content(a, p, stage)
+    return content_bytes(a, p, optimizer, seq_len, n_microbatches, stage, c, framework_bytes)
 
 
 @formula
@@ -191,10 +227,11 @@ def peak_bytes(
     m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, last, framework_bytes)
     heaviest = stage_total(m)
     stage = 0.0
+    alike = a.moe_every == 1.0 and not is_uneven(a, p)
     while stage < last:
         m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, stage, framework_bytes)
         heaviest = max(heaviest, stage_total(m))
-        if a.moe_every == 1.0 and dense_layers_of_stage(a, p, stage) == 0.0:
+        if alike and dense_layers_of_stage(a, p, stage) == 0.0:
             break  # the later ones hold the same layers and fewer microbatches
         stage += 1.0
     return heaviest

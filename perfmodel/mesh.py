@@ -24,10 +24,21 @@ class PlanDims(NamedTuple):
 
 
 class StageLayers(NamedTuple):
-    """Layers on a stage by kind, multi-token prediction included [-]."""
+    """The model's own layers on a stage, by kind [-]."""
 
     dense: float
     moe: float
+
+
+class StageContent(NamedTuple):
+    """What one device of a pipeline holds, all its chunks together [-]."""
+
+    layers: float  # decoder layers
+    dense: float  # layers with a dense block, prediction layers included
+    moe: float  # layers with experts, prediction layers included
+    prediction: float  # multi-token prediction layers
+    embedding: float  # 1 with the embedding
+    loss: float  # 1 with the head and the loss
 
 
 @formula
@@ -38,29 +49,85 @@ def moe_layers_before(a: ArchitectureDims, layer: float) -> float:
 
 
 @formula
-def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
-    """Dense layers on a stage, of the model's own layers in order [-].
-
-    Without interleaving a stage holds consecutive layers. With it, a stage holds ``vpp`` chunks
-    that lie ``n_layers / vpp`` apart.
-    """
-    chunk = a.n_layers / (p.pp * p.vpp)
-    count = 0.0
-    for i in range(int(p.vpp)):
-        first = (i * p.pp + stage) * chunk
-        if a.moe_every == 1.0:
-            count += min(chunk, max(0.0, a.first_k_dense - first))
-        else:
-            count += chunk - (moe_layers_before(a, first + chunk) - moe_layers_before(a, first))
-    return count
+def is_uneven(a: ArchitectureDims, p: PlanDims) -> bool:
+    """Say whether the layers cannot be shared out equally over the virtual stages."""
+    return a.n_layers % (p.pp * p.vpp) != 0.0
 
 
 @formula
-def stage_layers(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLayers:
-    """Return the layers of a stage; the last one has those of multi-token prediction as well."""
-    dense = dense_layers_of_stage(a, p, stage)
-    moe = a.n_layers / p.pp - dense
-    if stage == p.pp - 1.0:
-        dense += a.mtp_dense
-        moe += a.mtp_moe
-    return StageLayers(dense, moe)
+def layers_before(a: ArchitectureDims, p: PlanDims, virtual_stage: float) -> float:
+    """Count the decoder layers before a virtual stage of the balanced layout [-].
+
+    Chunk sizes differ by at most one. The larger ones lie side by side from the second virtual
+    stage on, or from the first on where all but one are larger: the last virtual stage, which has
+    the head, is never a larger one, and the first one only if it must. Where ``pp * vpp`` divides
+    the layers this is the equal layout.
+    """
+    stages = p.pp * p.vpp
+    least = float(floor(a.n_layers / stages))
+    larger = a.n_layers - least * stages
+    first = 1.0 if larger < stages - 1.0 else 0.0
+    return virtual_stage * least + max(0.0, min(virtual_stage - first, larger))
+
+
+@formula
+def layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLayers:
+    """Return the model's own layers on a stage of the balanced layout, by kind.
+
+    Without interleaving a stage holds consecutive layers. With it, a stage holds ``vpp`` chunks
+    that lie ``pp`` virtual stages apart.
+    """
+    uneven = is_uneven(a, p)
+    chunk = a.n_layers / (p.pp * p.vpp)
+    layers = a.n_layers / p.pp
+    moe = 0.0
+    if uneven:
+        layers = 0.0
+    for i in range(int(p.vpp)):
+        virtual = i * p.pp + stage
+        if uneven:
+            first = layers_before(a, p, virtual)
+            behind = layers_before(a, p, virtual + 1.0)
+            layers += behind - first
+        else:
+            first = virtual * chunk
+            behind = first + chunk
+        moe += moe_layers_before(a, behind) - moe_layers_before(a, first)
+    return StageLayers(layers - moe, moe)
+
+
+@formula
+def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
+    """Dense layers on a stage, of the model's own layers [-]."""
+    return layers_of_stage(a, p, stage).dense
+
+
+@formula
+def stage_content(a: ArchitectureDims, p: PlanDims, stage: float) -> StageContent:
+    """Return what a stage of the balanced layout holds; the last one has prediction as well."""
+    dense, moe = layers_of_stage(a, p, stage)
+    last = 1.0 if stage == p.pp - 1.0 else 0.0
+    prediction = last * (a.mtp_dense + a.mtp_moe)
+    return StageContent(
+        layers=dense + moe,
+        dense=dense + last * a.mtp_dense,
+        moe=moe + last * a.mtp_moe,
+        prediction=prediction,
+        embedding=1.0 if stage == 0.0 else 0.0,
+        loss=last,
+    )
+
+
+@formula
+def content_of(a: ArchitectureDims, first: float, behind: float, prediction: float) -> StageContent:
+    """Return a chunk of the decoder layers ``first`` to ``behind - 1`` and prediction layers."""
+    moe = moe_layers_before(a, behind) - moe_layers_before(a, first)
+    sparse = 1.0 if a.mtp_moe > 0.0 else 0.0
+    return StageContent(
+        layers=behind - first,
+        dense=behind - first - moe + (1.0 - sparse) * prediction,
+        moe=moe + sparse * prediction,
+        prediction=prediction,
+        embedding=0.0,
+        loss=0.0,
+    )

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,18 @@ from perfmodel._integers import divisors
 from perfmodel.constraints import Constraint, Quotient, compile_order
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
+from perfmodel.ranks import Mesh
 from perfmodel.rules import (
     ARCHITECTURE_VARIABLES,
     DERIVED,
+    LAYOUT_CODES,
+    LAYOUT_VARIABLES,
     RULES,
     architecture_values,
     explain,
     run_values,
 )
+from perfmodel.stages import BALANCED, Stage, StageLayout, counts_of, layout_numbers, stages_of
 
 __all__ = ["MAX_DEGREE", "Mesh", "Plan", "PlanSpace", "PlanTable", "Recompute", "legal_mask"]
 
@@ -57,6 +62,20 @@ class Recompute(StrEnum):
         return tuple(Recompute).index(self)
 
 
+def _canonical(text: str | None) -> str | None:
+    """Read a layout and write it in the one form that has no choices left."""
+    if text is None or text == BALANCED:
+        return text
+    counts = counts_of(text)
+    if counts is not None:
+        return "/".join(map(str, counts))
+    stages = stages_of(text)
+    return str(StageLayout(len(stages), stages))
+
+
+Layout = Annotated[str | None, AfterValidator(_canonical)]
+
+
 class Plan(Frozen):
     """One layout of a training step over a cluster.
 
@@ -68,6 +87,10 @@ class Plan(Frozen):
         Sequences in a microbatch.
     recompute : Recompute
         Activation recomputation.
+    layout : str, optional
+        What lies on each virtual stage: ``balanced``; decoder layers of each such as
+        ``16/16/16/13``, prediction layers on the last; or a layout string of Megatron-Core
+        (:mod:`perfmodel.stages`). None asks for equal stages.
     """
 
     tp: Degree = 1
@@ -79,6 +102,7 @@ class Plan(Frozen):
     dp: Degree
     micro_batch: Degree = 1
     recompute: Recompute = Recompute.NONE
+    layout: Layout = None
 
     @classmethod
     def parse(cls, text: str, world: int | None = None) -> Plan:
@@ -87,12 +111,13 @@ class Plan(Frozen):
         Parameters
         ----------
         text : str
-            Comma-separated ``key=value``; keys are the fields, or `mbs` for `micro_batch`.
+            Comma-separated ``key=value``; keys are the fields, or `mbs` for `micro_batch`. A
+            value with commas in it stands in quotes.
         world : int, optional
             Number of devices, from which `dp` follows where the text does not give it.
         """
-        given: dict[str, int | Recompute] = {}
-        for item in filter(None, (part.strip() for part in text.split(","))):
+        given: dict[str, int | Recompute | str | None] = {}
+        for item in filter(None, (part.strip() for part in _ITEM.findall(text))):
             written, equals, value = (part.strip() for part in item.partition("="))
             if not equals:
                 raise PerfmodelError(f"{_quote(item)} is not key=value, as in ep=8,pp=4.")
@@ -101,7 +126,7 @@ class Plan(Frozen):
                 raise PerfmodelError(_unknown_key(written))
             if name in given:
                 raise PerfmodelError(f"{written} is given twice; keep one.")
-            given[name] = _recompute(value) if name == "recompute" else _degree(written, value)
+            given[name] = _value_of(name, written, value)
         if "dp" not in given:
             if world is None:
                 raise PerfmodelError("dp is missing; give dp, or the number of devices.")
@@ -113,12 +138,37 @@ class Plan(Frozen):
         """The device meshes of this plan."""
         return Mesh.of(self)
 
+    def stages(self, mtp_layers: int) -> tuple[Stage, ...] | None:
+        """Return the virtual stages of an explicit layout.
+
+        None where they follow from the numbers of layers and stages.
+
+        Parameters
+        ----------
+        mtp_layers : int
+            Prediction layers of the model, which counts of decoder layers do not mention.
+        """
+        if self.layout is None or self.layout == BALANCED:
+            return None
+        counts = counts_of(self.layout)
+        if counts is None:
+            return stages_of(self.layout)
+        return StageLayout.from_counts(counts, mtp=mtp_layers).stages
+
+    def layout_variables(self, mtp_layers: int) -> dict[str, int]:
+        """Return what the rules read of the layout."""
+        stages = self.stages(mtp_layers)
+        if stages is None:
+            return {"layout": LAYOUT_CODES[self.layout or "equal"]}
+        return {"layout": LAYOUT_CODES["explicit"], **layout_numbers(stages, self.pp)}
+
     def __str__(self) -> str:
-        """Write every field, defaults too, in the form that `parse` reads."""
-        shown = {_SHORT.get(name, name): value for name, value in self}
+        """Write every field, defaults too and a layout if there is one, as `parse` reads it."""
+        shown = {_SHORT.get(name, name): value for name, value in self if value is not None}
         return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
+_ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+|["']""")
 _ALIASES = {"mbs": "micro_batch"}
 _SHORT = {name: alias for alias, name in _ALIASES.items()}
 _DP = Quotient(("world",), ("tp", "cp", "pp"))
@@ -133,6 +183,15 @@ def _unknown_key(key: str) -> str:
     close = get_close_matches(key, [*keys, *_SHORT], n=1)
     hint = f"; did you mean {close[0]}?" if close else "."
     return f"{_quote(key)} is not a key of a plan, which are {', '.join(keys)}{hint}"
+
+
+def _value_of(name: str, written: str, value: str) -> int | Recompute | str | None:
+    if name == "recompute":
+        return _recompute(value)
+    if name == "layout":
+        bare = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else value
+        return _canonical(bare)
+    return _degree(written, value)
 
 
 def _degree(key: str, value: str) -> int:
@@ -168,76 +227,9 @@ def _checked_world(world: int) -> int:
     return checked
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
-    """Where the ranks of each group lie, in Megatron-Core's default order.
-
-    The same devices are seen twice. Dense layers see ``pp x dp x cp x tp`` and routed experts
-    ``pp x edp x ep x etp``, each with its last axis innermost: neighbours along an axis are a
-    stride of that axis apart.
-    """
-
-    tp: int
-    cp: int
-    dp: int
-    etp: int
-    ep: int
-    edp: int
-    pp: int
-
-    @classmethod
-    def of(cls, plan: Plan) -> Mesh:
-        """Build the meshes of a plan whose expert mesh tiles a pipeline stage."""
-        degrees = {name: int(getattr(plan, name)) for name in ("tp", "cp", "dp", "etp", "ep", "pp")}
-        edp = DERIVED["edp"]
-        if not edp.defined.holds(degrees):
-            raise PerfmodelError(explain(edp.defined, degrees, "ep")[0])
-        return cls(**degrees, edp=int(edp.value(degrees)))
-
-    @property
-    def world(self) -> int:
-        """Number of devices."""
-        return self.tp * self.cp * self.dp * self.pp
-
-    @property
-    def tp_stride(self) -> int:
-        """Ranks between neighbours of a tensor-parallel group."""
-        return 1
-
-    @property
-    def cp_stride(self) -> int:
-        """Ranks between neighbours of a context-parallel group."""
-        return self.tp
-
-    @property
-    def dp_stride(self) -> int:
-        """Ranks between neighbours of a data-parallel group."""
-        return self.tp * self.cp
-
-    @property
-    def etp_stride(self) -> int:
-        """Ranks between neighbours of an expert-tensor-parallel group."""
-        return 1
-
-    @property
-    def ep_stride(self) -> int:
-        """Ranks between neighbours of an expert-parallel group."""
-        return self.etp
-
-    @property
-    def edp_stride(self) -> int:
-        """Ranks between neighbours of an expert-data-parallel group."""
-        return self.etp * self.ep
-
-    @property
-    def pp_stride(self) -> int:
-        """Ranks between neighbouring pipeline stages, outermost in both meshes."""
-        return self.world // self.pp
-
-
 @dataclass(frozen=True, eq=False)
 class PlanTable:
-    """Many plans as columns of equal length; `recompute` holds codes."""
+    """Many plans as columns of equal length; `recompute` and `layout` hold codes."""
 
     tp: Column
     etp: Column
@@ -250,6 +242,7 @@ class PlanTable:
     recompute: Column
     n_microbatches: Column
     edp: Column
+    layout: Column
     _memo: dict[tuple[object, ...], NDArray[np.bool_]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -263,17 +256,29 @@ class PlanTable:
         """Every column by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
+    @cached_property
+    def both_layouts(self) -> bool:
+        """Say whether some plans have equal stages and some a balanced layout."""
+        return bool(len(self)) and bool(self.layout.min() < self.layout.max())
+
     def plan(self, i: int) -> Plan:
         """Read one row back as a plan."""
         row = {name: int(self.columns[name][i]) for name in Plan.model_fields}
-        return Plan.model_validate({**row, "recompute": tuple(Recompute)[row["recompute"]]})
+        recompute = tuple(Recompute)[row["recompute"]]
+        layout = BALANCED if row["layout"] == LAYOUT_CODES[BALANCED] else None
+        return Plan.model_validate({**row, "recompute": recompute, "layout": layout})
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> PlanTable:
         """Keep the rows of a mask or of an index."""
         return PlanTable(**{name: column[rows] for name, column in self.columns.items()})
 
 
-_READS = {r.constraint: r.constraint.variables & {*ARCHITECTURE_VARIABLES} for r in RULES}
+_EXPLICIT = {*LAYOUT_VARIABLES}  # a table has no explicit layouts
+_READS = {
+    r.constraint: r.constraint.variables & {*ARCHITECTURE_VARIABLES}
+    for r in RULES
+    if not r.constraint.variables & _EXPLICIT
+}
 _RUN_CONSTRAINTS = tuple(constraint for constraint, reads in _READS.items() if not reads)
 _ARCHITECTURE_CONSTRAINTS = tuple((c, tuple(sorted(reads))) for c, reads in _READS.items() if reads)
 
@@ -283,10 +288,14 @@ def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArra
 
     The rules that no architecture enters hold already in a table that `PlanSpace.skeleton`
     made. A rule is evaluated once per table and per set of values that it reads, so that a
-    whole ladder of architectures costs little more than its distinct widths.
+    whole ladder of architectures costs little more than its distinct widths. Where the table has
+    equal stages as well, a balanced layout that comes to the same is left out.
     """
     values = architecture_values(architecture_vars)
     legal = np.ones(len(table), dtype=np.bool_)
+    if table.both_layouts:
+        equal = values["n_layers"] % (table.pp * table.vpp) == 0
+        legal &= ~(equal & (table.layout == LAYOUT_CODES[BALANCED]))
     for constraint, reads in _ARCHITECTURE_CONSTRAINTS:
         key = (constraint, *(values[variable] for variable in reads))
         if key not in table._memo:
@@ -306,6 +315,11 @@ def _least_first(modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
 Degrees = Annotated[
     tuple[Degree, ...], Field(min_length=1, max_length=256), AfterValidator(_sorted_unique)
 ]
+Layouts = Annotated[
+    tuple[Literal["equal", "balanced"], ...],
+    Field(min_length=1),
+    AfterValidator(lambda kinds: tuple(kind for kind in LAYOUT_CODES if kind in kinds)),
+]
 Modes = Annotated[tuple[Recompute, ...], Field(min_length=1), AfterValidator(_least_first)]
 
 
@@ -322,6 +336,8 @@ class PlanSpace(Frozen):
         Allowed values, in full.
     recompute : tuple of Recompute
         Allowed modes.
+    layouts : tuple of str
+        ``equal`` stages, ``balanced`` ones for other numbers of layers, or both.
     """
 
     tp: Degrees | None = None
@@ -336,6 +352,7 @@ class PlanSpace(Frozen):
     vpp: Degrees = (1,)
     micro_batch: Degrees = (1, 2, 4)
     recompute: Modes = tuple(Recompute)
+    layouts: Layouts = ("equal",)
 
     def domain(self, variable: str, world: int) -> Column:
         """List the values that a degree may take on some number of devices, ascending."""
@@ -348,7 +365,7 @@ class PlanSpace(Frozen):
 
         One loop per degree, each over whole columns, and each pruned by every rule that the
         degrees bound so far can decide. Rows are in ascending order of (tp, etp, cp, ep,
-        micro_batch, pp, vpp, dp, recompute).
+        micro_batch, pp, vpp, dp, recompute, layout).
         """
         run = run_values(_checked_world(world), seq_len, global_batch)
         columns: dict[str, Column] = {"": np.zeros(1, dtype=np.int64)}
@@ -362,6 +379,8 @@ class PlanSpace(Frozen):
             columns = _where(columns, run, *constraints)
         codes = np.array([mode.code for mode in self.recompute], dtype=np.int64)
         columns = _times(columns, "recompute", codes)
+        kinds = np.array([LAYOUT_CODES[kind] for kind in self.layouts], dtype=np.int64)
+        columns = _times(columns, "layout", kinds)
         del columns[""]
         for column in columns.values():
             column.flags.writeable = False

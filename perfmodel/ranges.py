@@ -8,7 +8,7 @@ from perfmodel.attention import kv_heads_per_rank
 from perfmodel.calibration.packs import Flag, UnmeasuredFlag
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
-from perfmodel.memory import stage_dense_parameters, stage_expert_parameters
+from perfmodel.memory import dense_parameters, expert_parameters
 
 if TYPE_CHECKING:
     from perfmodel.step import StepModel
@@ -90,9 +90,9 @@ def _groups(model: StepModel) -> Queries:
     a, p = model.architecture.dims, model.dims
     local = p.micro_batch * float(model.batch.seq_len) / p.cp / p.tp
     hidden = BF16_BYTES * a.d_model
-    last = p.pp - 1.0
-    dense = stage_dense_parameters(a, p, last)
-    expert = stage_expert_parameters(a, p, last)
+    last = model.contents[-1]
+    dense = dense_parameters(a, p, last)
+    expert = expert_parameters(a, p, last)
     edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
     asked: Queries = []
     if a.n_experts > 0.0 and p.ep > 1.0:
@@ -135,6 +135,12 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
 def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
     """Return one sentence for each part of the model that no fitted run had."""
     a, said = model.architecture, []
+    counts = {c.layers for c in model.contents}
+    if len(counts) > 1:
+        said.append(
+            f"stages of {min(counts):g} to {max(counts):g} layers: every run that the stack was "
+            "fitted on has equal stages"
+        )
     if a.latent is not None:
         said.append(
             "latent attention is priced by the surfaces of its products; no run that the stack "
@@ -152,8 +158,8 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
         )
     if a.mtp_layers:
         said.append(
-            f"mtp_layers={a.mtp_layers}: prediction layers, their logits and a copy of the "
-            "embedding are on the last stage; no run that the stack was fitted on has them"
+            f"mtp_layers={a.mtp_layers}: prediction layers have logits where the loss is and a "
+            "copy of the embedding where they are; no run that the stack was fitted on has them"
         )
     if a.extra is not None:
         said.append(

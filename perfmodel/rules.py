@@ -3,7 +3,8 @@
 A rule is a constraint with a name, a reason and an origin. Adding one to `RULES` enforces it
 in the enumerator, explains it in `violations`, and prints it in the documentation.
 
-Variables: the degrees of a `Plan` (`PLAN_VARIABLES`); what follows from them (`DERIVED`); the
+Variables: the degrees of a `Plan` (`PLAN_VARIABLES`); its `layout`
+(:mod:`perfmodel.layout_rules`); what follows from them (`DERIVED`); the
 shape of the model (`ARCHITECTURE_VARIABLES`, where 0 says that there is no such part); and
 `world`, `seq_len`, `global_batch`.
 """
@@ -11,7 +12,6 @@ shape of the model (`ARCHITECTURE_VARIABLES`, where 0 says that there is no such
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,14 @@ from perfmodel.constraints import (
 )
 from perfmodel.errors import IllegalPlanError, PerfmodelError
 from perfmodel.frozen import Frozen
+from perfmodel.layout_rules import (
+    LAYOUT_CODES,
+    LAYOUT_RULES,
+    LAYOUT_VARIABLES,
+    layout_note,
+    said,
+)
+from perfmodel.rule import Rule
 
 if TYPE_CHECKING:
     from perfmodel.plan import Plan
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ARCHITECTURE_VARIABLES",
     "DERIVED",
+    "LAYOUT_CODES",
+    "LAYOUT_VARIABLES",
     "PLAN_VARIABLES",
     "RULES",
     "Rule",
@@ -58,9 +68,10 @@ ARCHITECTURE_VARIABLES = (
     "d_expert",
     "d_shared",
     "first_k_dense",
+    "mtp_layers",
 )
 _AT_LEAST_ONE = ("n_layers", "n_heads", "n_kv_heads")
-
+_MAY_BE_ABSENT = ("mtp_layers",)
 DERIVED: Mapping[str, Quotient] = MappingProxyType(
     {
         "edp": Quotient(("tp", "cp", "dp"), ("etp", "ep")),
@@ -71,34 +82,6 @@ DERIVED: Mapping[str, Quotient] = MappingProxyType(
 """The variables that follow from the others, each defined only where its division is exact."""
 
 _WIDEST_SEARCH = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A constraint with the words around it.
-
-    Attributes
-    ----------
-    name : str
-        Stable identifier.
-    constraint : Constraint
-        What must hold.
-    reason : str
-        Why, in a clause.
-    remedy_variable : str
-        The variable whose nearest legal values are offered.
-    source : str
-        Where the rule comes from.
-    note : str
-        What the explanation of a violation adds, if anything.
-    """
-
-    name: str
-    constraint: Constraint
-    reason: str
-    remedy_variable: str
-    source: str
-    note: str = ""
 
 
 class Violation(Frozen):
@@ -146,21 +129,7 @@ RULES: tuple[Rule, ...] = (
         "micro_batch",
         "megatron/core/num_microbatches_calculator.py; verl #1811",
     ),
-    Rule(
-        "equal_stages",
-        Divides(("pp", "vpp"), ("n_layers",)),
-        "every virtual stage holds the same number of layers",
-        "pp",
-        "megatron/core/transformer/transformer_config.py; Megatron-LM #1304",
-        note="uneven stages are not modelled yet",
-    ),
-    Rule(
-        "pipeline_depth",
-        AtMost(("pp",), ("n_layers",)),
-        "no pipeline stage is empty",
-        "pp",
-        "megatron/core/transformer/transformer_block.py",
-    ),
+    *LAYOUT_RULES,
     Rule(
         "interleaving_needs_pipeline",
         Implies(AtLeast(("vpp",), (2,)), AtLeast(("pp",), (2,))),
@@ -253,11 +222,12 @@ def _at_least(name: str, value: object, least: int) -> int:
 
 def architecture_values(architecture_vars: Mapping[str, int]) -> dict[str, int]:
     """Take the architecture variables that the rules read, or say which is missing or wrong."""
-    missing = [name for name in ARCHITECTURE_VARIABLES if name not in architecture_vars]
+    given = {**dict.fromkeys(_MAY_BE_ABSENT, 0), **architecture_vars}
+    missing = [name for name in ARCHITECTURE_VARIABLES if name not in given]
     if missing:
         raise PerfmodelError(f"The architecture variables lack {', '.join(missing)}.")
     return {
-        name: _at_least(name, architecture_vars[name], int(name in _AT_LEAST_ONE))
+        name: _at_least(name, given[name], int(name in _AT_LEAST_ONE))
         for name in ARCHITECTURE_VARIABLES
     }
 
@@ -300,7 +270,9 @@ def _broken(values: Mapping[str, int]) -> Iterator[Violation]:
     for rule in RULES:
         known = rule.constraint.variables <= values.keys()  # else the parent rule is broken
         if known and not rule.constraint.holds(values):
-            message, nearest = explain(rule.constraint, values, rule.remedy_variable, rule.note)
+            note = layout_note(values) if rule.name == "equal_stages" else rule.note
+            shown = said(rule.constraint)
+            message, nearest = explain(shown, values, rule.remedy_variable, note)
             value, limit = rule.constraint.numbers(values)
             yield Violation(
                 rule=rule.name, message=message, value=value, limit=limit, nearest=nearest
@@ -336,6 +308,7 @@ def violations(
         **run_values(world, seq_len, global_batch),
         **{name: int(getattr(plan, name)) for name in PLAN_VARIABLES},
     }
+    values |= plan.layout_variables(values["mtp_layers"])
     derived = {n: int(q.value(values)) for n, q in DERIVED.items() if q.defined.holds(values)}
     return tuple(_broken({**values, **derived}))
 

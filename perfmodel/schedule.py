@@ -9,6 +9,8 @@ the tests compare the two. ``docs/theory/schedule.md`` derives them and says whe
   same share of every stage;
 * :func:`makespan_interleaved`: if the last device is the slowest; a lower bound otherwise.
 
+Stages that all differ are in :mod:`perfmodel.schedule_stages`.
+
 Transfers between stages take no time here: what they cost is not part of a makespan.
 Counts are floats with integer values, as in every formula that a compiled kernel calls.
 """

@@ -19,17 +19,19 @@ from perfmodel.iteration import (
     pipeline_time,
     step_total,
     synchronisation_time,
-    time_of_stage,
+    time_of_content,
     with_replay,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
-from perfmodel.memory import StageBytes, stage_bytes, stage_total
-from perfmodel.mesh import PlanDims, stage_layers
+from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
+from perfmodel.memory import StageBytes, content_bytes, stage_total
+from perfmodel.mesh import PlanDims, StageContent, is_uneven
 from perfmodel.plan import Plan, Recompute
 from perfmodel.ranges import range_flags, unmeasured_parts
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
 from perfmodel.stack import Stack
+from perfmodel.stages import StageLayout
 
 DEFAULT_STACK = "megatron-eager"
 
@@ -152,62 +154,77 @@ class StepModel:
         """The pipeline's part of the step [s]."""
         return self.pipeline_under(self.profile.stack())
 
+    @cached_property
+    def layout(self) -> StageLayout | None:
+        """The explicit stage layout, if the plan has one."""
+        stages = self.plan.stages(self.architecture.mtp_layers)
+        return None if stages is None else StageLayout(self.plan.pp, stages)
+
+    @cached_property
+    def contents(self) -> tuple[StageContent, ...]:
+        """What each device of the pipeline holds."""
+        return contents_of(self.architecture.dims, self.dims, self.layout)
+
     def pipeline_under(self, stack: Stack) -> PipelineTime:
         """Return the pipeline's part of the step under other constants of the stack [s]."""
-        return pipeline_time(
-            self.architecture.dims,
-            stack,
-            self.cluster.constants.fabric.devices_per_node,
-            self.dims,
-            mode_totals(self.cost, stack, self.dims.recompute),
-            float(self.n_microbatches),
-        )
+        totals = mode_totals(self.cost, stack, self.dims.recompute)
+        a, p, n = self.architecture.dims, self.dims, float(self.n_microbatches)
+        node = self.cluster.constants.fabric.devices_per_node
+        if self.layout is None:
+            return pipeline_time(a, stack, node, p, totals, n)
+        return pipeline_of_layout(a, stack, node, p, totals, n, self.layout)
 
     @cached_property
     def synchronisation(self) -> SynchronisationTime:
         """The part of the step outside the pipeline's stages [s]."""
-        return synchronisation_time(
-            self.architecture.dims,
-            self.cluster.constants,
-            self.profile.stack(),
-            self.batch.optimizer.dims,
-            self.dims,
-            float(self.batch.seq_len),
-        )
+        a, p, hw = self.architecture.dims, self.dims, self.cluster.constants
+        stack, optimizer = self.profile.stack(), self.batch.optimizer.dims
+        seq_len = float(self.batch.seq_len)
+        if self.layout is None:
+            return synchronisation_time(a, hw, stack, optimizer, p, seq_len)
+        return synchronisation_of_layout(a, hw, stack, optimizer, p, seq_len, self.contents)
 
     @property
     def step_s(self) -> float:
         """Time of the step [s]."""
         return float(step_total(self.pipeline, self.synchronisation))
 
-    @cached_property
-    def last_stage(self) -> StageTime:
-        """One microbatch on the last stage [s]."""
+    def time_of(self, index: int) -> StageTime:
+        """One microbatch on a stage [s]."""
         stack = self.profile.stack()
         totals = mode_totals(self.cost, stack, self.dims.recompute)
-        last = self.dims.pp - 1.0
-        return time_of_stage(self.architecture.dims, stack, self.dims, totals, last)
+        return time_of_content(
+            self.architecture.dims, stack, self.dims, totals, self.contents[index]
+        )
+
+    @cached_property
+    def pace_stage(self) -> int:
+        """The stage whose microbatches make the steady part: the last, or the slowest of uneven."""
+        if self.layout is None and not is_uneven(self.architecture.dims, self.dims):
+            return self.plan.pp - 1
+        return max(range(self.plan.pp), key=lambda i: self.time_of(i).time)
 
     def stage(self, index: int) -> StageBytes:
         """Memory of a stage, by bucket [B]."""
-        return stage_bytes(
+        return content_bytes(
             self.architecture.dims,
             self.dims,
             self.batch.optimizer.dims,
             float(self.batch.seq_len),
             float(self.n_microbatches),
             float(index),
+            self.contents[index],
             self.profile.stack().framework_bytes,
         )
 
     def breakdown(self) -> dict[str, float]:
         """Split the step time into parts that add up to it [s].
 
-        The steady part is ``n_mb`` microbatches on the last stage: device time by operator, the
+        The steady part is ``n_mb`` microbatches on `pace_stage`: device time by operator, the
         head, what of the host's dispatch the device does not hide, and the expert all-to-all.
         """
-        last, n = self.last_stage, float(self.n_microbatches)
-        dense, moe = stage_layers(self.architecture.dims, self.dims, self.dims.pp - 1.0)
+        pace, n = self.time_of(self.pace_stage), float(self.n_microbatches)
+        dense, moe = self.contents[self.pace_stage].dense, self.contents[self.pace_stage].moe
         mode = self.dims.recompute
         per_moe = with_replay(self.cost.moe_forward, self.cost.moe_backward, mode)
         per_dense = with_replay(self.cost.dense_forward, self.cost.dense_backward, mode)
@@ -215,9 +232,9 @@ class StepModel:
             f"compute_{name}": n * (moe * per_moe[i] + dense * per_dense[i])
             for i, name in enumerate(OperatorTimes._fields)
         }
-        parts["head"] = n * last.head
-        parts["dispatch"] = n * max(0.0, last.host + last.jitter - last.device - last.head)
-        parts["all_to_all"] = n * last.dispatch
+        parts["head"] = n * pace.head
+        parts["dispatch"] = n * max(0.0, pace.host + pace.jitter - pace.device - pace.head)
+        parts["all_to_all"] = n * pace.dispatch
         parts["bubble"] = self.pipeline.bubble
         parts["pipeline_depth"] = self.pipeline.pipeline_depth
         parts |= self.synchronisation._asdict()

@@ -219,6 +219,28 @@ def test_step_takes_a_model_from_a_file(mosaic: Mosaic, tmp_path: Path) -> None:
     assert from_file.document == mosaic("step", *CASE, "--json", "-").document
 
 
+@pytest.mark.parametrize(
+    ("layout", "kept"),
+    [
+        ("balanced", "balanced"),
+        ("3/2/3", "3/2/3"),
+        ('"Et*3|t*2,|t*3L"', "Et*3|tt|t*3L"),
+    ],
+)
+def test_uneven_stages_are_checked_and_priced(mosaic: Mosaic, layout: str, kept: str) -> None:
+    plan = f"ep=2,pp=3,dp=16,layout={layout}"
+    case = ("--plan", plan, *CASE[:2], "--cluster", "p6-b200:6", *CASE[6:])
+    assert mosaic("check", *case, "--json", "-").document["legal"] is True
+    step = mosaic("step", *case, "--json", "-").document
+    assert step["plan"]["layout"] == kept
+    assert len(step["memory_by_stage_bytes"]) == 3
+    assert f"layout={kept}" in mosaic("step", *case).out
+    short = mosaic("check", *case[2:], "--plan", "ep=2,pp=3,dp=16")
+    assert short.code == 1
+    said = " ".join(short.out.split())
+    assert "or give a layout, such as layout=balanced or layout=3/3/2." in said
+
+
 def test_check_says_legal(mosaic: Mosaic) -> None:
     assert mosaic("check", *CASE) == Ran(0, "legal\n", "")
     document = mosaic("check", *CASE, "--json", "-").document

@@ -607,3 +607,22 @@ def test_megatrons_convention_changes_the_mfu_that_is_reported_and_not_the_choic
     assert counted.optimum.mfu_convention == "megatron"
     assert counted.candidates[0].mfu == pytest.approx(counted.optimum.mfu)
     assert counted.optimum.mfu != plain.optimum.mfu
+
+
+def test_a_model_that_no_pipeline_shares_equally_is_laid_out_balanced() -> None:
+    model = {"name": "seven", "n_layers": 7, "d_model": 1024, "n_heads": 8, "n_kv_heads": 8}
+    model |= {"head_dim": 128, "d_ff": 2560, "vocab_size": 50257}
+    plans = {"pp": [2, 4], "max_cp": 1, "micro_batch": [1]}
+
+    def solved(*layouts: str) -> Solution:
+        candidates = {"kind": "explicit", "models": [model]}
+        return solve(tiny_envelope(candidates=candidates, plans={**plans, "layouts": [*layouts]}))
+
+    assert solved("equal").optimum is None
+    both, alone = solved("equal", "balanced"), solved("balanced")
+    assert both.optimum is not None
+    assert alone.optimum is not None
+    assert both.optimum.step.plan == alone.optimum.step.plan
+    assert both.optimum.step.plan.layout == "balanced"
+    assert both.status is Status.OPTIMAL
+    assert Solution.from_json(both.to_json()) == both

@@ -175,7 +175,7 @@ def test_interleaving_is_the_longest_path_where_the_last_stage_is_the_slowest(
     first_k_dense: int, vocab_size: int, pp: int, vpp: int, groups: int
 ) -> None:
     """Dense layers are in the first chunk of the first device, the head in the last of the last."""
-    a = moe(n_layers=24, first_k_dense=first_k_dense, d_ff=64, vocab_size=vocab_size)
+    a = moe(n_layers=72, first_k_dense=first_k_dense, d_ff=64, vocab_size=vocab_size)
     n = groups * pp
     makespan, times, bare = pipeline(a, ideal_stack(), pp=pp, vpp=vpp, n_microbatches=n)
     chunks = np.full((vpp, pp), bare / vpp)
@@ -312,6 +312,7 @@ TOTALS = ModeTotals(
     host_share=1.0,
     forward_share=1 / 3,
     head=0.0,
+    joined=0.0,
 )
 
 

@@ -17,6 +17,7 @@ from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import (
     ARCHITECTURE_VARIABLES,
     DERIVED,
+    LAYOUT_VARIABLES,
     PLAN_VARIABLES,
     RULES,
     Violation,
@@ -35,6 +36,7 @@ MOE = {
     "d_shared": 0,
     "first_k_dense": 0,
 }
+MTP = {**MOE, "mtp_layers": 2}
 DENSE = {**MOE, "n_experts": 0, "d_expert": 0}
 
 
@@ -133,6 +135,15 @@ CASES: dict[str, tuple[dict[str, int], str, int, set[str]]] = {
     "global_batch": (MOE, "mbs=3", 4, set()),
     "equal_stages": (MOE, "pp=5", 5, set()),
     "pipeline_depth": (MOE, "pp=64", 64, {"equal_stages"}),
+    "balanced_chunks": (MOE, "pp=32,vpp=2,layout=balanced", 32, set()),
+    "layout_stages": (MOE, "pp=2,layout=16/16/16", 2, set()),
+    "layout_layers": (MOE, "pp=2,layout=16/16", 2, set()),
+    "layout_mtp": (MOE, "pp=2,layout=Et*24|t*24mL", 2, set()),
+    "layout_embedding": (MOE, "pp=2,layout=t*24|Et*24L", 2, set()),
+    "layout_loss": (MOE, "pp=2,layout=Et*24L|t*24", 2, set()),
+    "mtp_behind_layers": (MTP, "pp=2,layout=Et*24mm|t*24L", 2, set()),
+    "mtp_together": (MTP, "pp=2,layout=Et*48m|mL", 2, set()),
+    "mtp_last_chunk": (MTP, "pp=2,vpp=2,layout=Et*24|t*24mm||L", 2, set()),
     "interleaving_needs_pipeline": (MOE, "vpp=3", 4, set()),
     "interleaving_group": (MOE, "pp=3,vpp=2", 3, set()),
     "attention_heads": ({**MOE, "n_heads": 20}, "tp=8", 8, set()),
@@ -260,11 +271,12 @@ def test_another_degree_is_offered_where_the_remedy_has_no_legal_value() -> None
     assert violation.message == "tp*cp*pp*dp=12 must equal world=32; nearest tp: 8."
 
 
-def test_uneven_stages_are_announced_as_future_work() -> None:
+def test_a_remainder_of_layers_is_offered_a_layout() -> None:
     found = violations({**MOE, "n_layers": 61}, Plan(pp=4, dp=1), 4, 4096, 4)
     violation = only(found, "equal_stages")
     assert violation.message == (
-        "pp*vpp=4 must divide n_layers=61; nearest pp: 1, 61; uneven stages are not modelled yet."
+        "pp*vpp=4 must divide n_layers=61; nearest pp: 1, 61; "
+        "or give a layout, such as layout=balanced or layout=15/16/15/15."
     )
 
 
@@ -319,7 +331,8 @@ def test_a_violation_is_a_frozen_public_record() -> None:
 def test_rules_are_named_once_and_offer_a_remedy_that_they_read() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert len({rule.constraint for rule in RULES}) == len(RULES)
-    known = {*PLAN_VARIABLES, *ARCHITECTURE_VARIABLES, *DERIVED, "world", "seq_len", "global_batch"}
+    known = {*PLAN_VARIABLES, *ARCHITECTURE_VARIABLES, *DERIVED, *LAYOUT_VARIABLES, "layout"}
+    known |= {"world", "seq_len", "global_batch"}
     for rule in RULES:
         assert isinstance(rule.constraint, Constraint)
         assert rule.remedy_variable in rule.constraint.variables <= known
