@@ -70,18 +70,37 @@ def _emit(
             _fail(f"{json_to} cannot be written: {error.strerror}.")
 
 
+def _check_target(json_to: str | None) -> None:
+    """Refuse a JSON target that cannot be written, before anything long is done for it."""
+    if json_to not in (None, "-") and not Path(str(json_to)).absolute().parent.is_dir():
+        _fail(f"{json_to} cannot be written: its folder does not exist.")
+
+
 def _case(
     model: str, plan: str, cluster: str, global_batch: int, seq: int, optimizer: str
 ) -> tuple[Architecture, Plan, Cluster, Batch]:
     """Read the arguments that `step` and `check` share."""
     from perfmodel.cluster import Batch, Cluster
-    from perfmodel.plan import Plan
 
     machines = Cluster.parse(cluster)
     batch = _validated(
         Batch, {"global_batch": global_batch, "seq_len": seq, "optimizer": optimizer}
     )
-    return _model(model), Plan.parse(plan, world=machines.n_devices), machines, batch
+    return _model(model), _plan(plan, machines.n_devices), machines, batch
+
+
+def _plan(text: str, world: int) -> Plan:
+    """Read a plan; where no dp fills the devices take the one below, which a rule then names."""
+    from perfmodel.errors import PerfmodelError
+    from perfmodel.plan import Plan
+
+    try:
+        return Plan.parse(text, world=world)
+    except PerfmodelError:
+        if "dp" in (part.partition("=")[0].strip() for part in text.split(",")):
+            raise
+        plan = Plan.parse(f"{text},dp=1")
+        return plan.model_copy(update={"dp": max(1, world // (plan.tp * plan.cp * plan.pp))})
 
 
 def _validated(kind: type[Any], content: Any) -> Any:
@@ -139,6 +158,7 @@ def solve(
     from mosaic_opt.result import Status
     from mosaic_opt.solver import solve as search
 
+    _check_target(json_to)
     if (envelope is None) == (example is None):
         raise MosaicError("Give an envelope file or --example NAME, one of the two.")
     problem = load_envelope(envelope) if envelope is not None else shipped(str(example))
@@ -240,6 +260,7 @@ def validate(
     from perfmodel.validation.runs import layout_sweeps
     from perfmodel.validation.scoreboard import validate as score
 
+    _check_target(json_to)
     measured = layout_sweeps(runs, hardware) if runs is not None else None
     with _Bar() as bar:
         board = score(stack, measured, progress=bar.count)
@@ -414,7 +435,8 @@ def main() -> None:
         message = str(error)
     except _USAGE_ERROR as error:
         message = error.format_message()
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    if message.strip():  # none behind the help that a bare command shows
+        typer.echo(f"error: {' '.join(message.split())}", err=True)
     sys.exit(EXIT_BAD_INPUT)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from functools import cached_property
@@ -274,9 +275,20 @@ def read_mapping(path: str | Path) -> Any:
         raise EnvelopeError(f"{file} is not valid {file.suffix[1:].upper()}: {detail}.") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """The safe loader, with numbers as YAML 1.2 has them: ``1.5e12`` is one."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"),
+    list("-+.0123456789"),
+)
+
+
 def _yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_Loader)  # a subclass of the safe one
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
 
@@ -318,7 +330,7 @@ def example(name: str) -> Envelope:
     if name not in examples():
         raise EnvelopeError(f"There is no example {name!r}; there are {', '.join(examples())}.")
     text = (resources.files("mosaic_opt") / "examples" / f"{name}.yaml").read_text("utf-8")
-    return parse_envelope(yaml.safe_load(text), name)
+    return parse_envelope(_yaml(text), name)
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,7 +10,7 @@ its loss from the law:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor, inf, isfinite, log10
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic_opt.envelope import Envelope
+from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
 from perfmodel.architecture import Architecture
 from perfmodel.batch import plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
@@ -49,9 +49,10 @@ class Counts(NamedTuple):
 class Outcome:
     """What the lower level found for one candidate.
 
-    ``row`` is the best layout's row in the problem's table, or -1. Then ``reason`` and ``detail``
-    say why, and ``shortfall`` what the smallest help would be: bytes a device (reason "memory") or
-    days ("tokens"); NaN where no number says it.
+    ``row`` is the best layout's row in the problem's table, or -1; ``nearest_row`` is then the best
+    layout of a candidate that only lacks tokens. ``reason`` and ``detail`` say why, and
+    ``shortfall`` what the smallest help would be: bytes a device (reason "memory") or seconds of
+    window ("tokens"); NaN where no number says it.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Outcome:
     detail: str
     shortfall: float
     counts: Counts
+    nearest_row: int = -1
 
     @property
     def feasible(self) -> bool:
@@ -215,11 +217,17 @@ class Problem:
         )
         allowed = fits & ~refused
         if not allowed.any():
-            return self._without_layout(index, counts, memory, fits)
+            return self._without_layout(index, counts, memory, fits, refused)
         best = int(np.argmin(np.where(allowed, step_s, np.inf)))  # the first of equals
         budget = self.tokens(index, float(step_s[best]))
         if np.isnan(budget.tokens):
-            return self._without_tokens(index, counts, budget)
+            rejected = self._without_tokens(index, counts, budget)
+            return replace(
+                rejected,
+                step_s=float(step_s[best]),
+                memory_bytes=float(memory[best]),
+                nearest_row=int(rows[best]),
+            )
         return Outcome(
             index=index,
             row=int(rows[best]),
@@ -240,16 +248,18 @@ class Problem:
         counts: Counts,
         memory: NDArray[np.float64],
         fits: NDArray[np.bool_],
+        refused: NDArray[np.bool_],
     ) -> Outcome:
         cap = self.envelope.memory_cap_bytes
         short = float("nan")
         if not len(memory):
             reason, detail = "no_legal_layout", self._why_illegal(index)
         elif not fits.any():
-            short = float(memory.min()) - cap
+            leanest = float((memory if refused.all() else memory[~refused]).min())
+            short = leanest - cap
             reason = "memory"
             detail = (
-                f"the leanest layout needs {memory.min() / 1e9:.1f} GB of {cap / 1e9:.1f} GB: "
+                f"the leanest layout needs {leanest / 1e9:.1f} GB of {cap / 1e9:.1f} GB: "
                 f"{short / 1e9:.1f} GB short on every device"
             )
         else:
@@ -262,23 +272,15 @@ class Problem:
         return self._failed(index, counts, reason, detail, short)
 
     def _why_illegal(self, index: int) -> str:
-        """Name the rules that a candidate breaks in every layout of the space."""
+        """Name the rules that a candidate breaks in the layout, of a sample, that breaks fewest."""
         if not len(self.table):
             return "no layout of the space tiles the cluster and the batch"
         envelope = self.envelope
         variables = self.architectures[index].rule_variables()
-        step = max(1, len(self.table) // 200)
-        broken: dict[str, str] = {}
-        for row in range(0, len(self.table), step):
-            for violation in violations(
-                variables,
-                self.table.plan(row),
-                envelope.cluster.n_devices,
-                envelope.batch.seq_len,
-                envelope.batch.global_batch,
-            ):
-                broken.setdefault(violation.rule, violation.message)
-        return " ".join(broken.values())
+        sample = range(0, len(self.table), max(1, len(self.table) // 200))
+        run = (envelope.cluster.n_devices, envelope.batch.seq_len, envelope.batch.global_batch)
+        broken = min((violations(variables, self.table.plan(row), *run) for row in sample), key=len)
+        return " ".join(violation.message for violation in broken)
 
     def _without_tokens(self, index: int, counts: Counts, budget: Tokens) -> Outcome:
         rule, n_active = self.envelope.tokens, float(self.n_active(index))
@@ -300,7 +302,7 @@ class Problem:
             f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
             f"{least:g}: {_at_least(more_days)} more days would do"
         )
-        return self._failed(index, counts, "tokens", detail, more_days)
+        return self._failed(index, counts, "tokens", detail, more_days * SECONDS_PER_DAY)
 
     @staticmethod
     def _failed(index: int, counts: Counts, reason: str, detail: str, shortfall: float) -> Outcome:

@@ -153,7 +153,7 @@ def render_solution(solution: Solution) -> RenderableType:
                     (
                         "tokens",
                         f"{number(best.tokens)}  ({best.tokens_per_parameter:.1f} a parameter; "
-                        f"set by the {best.token_rule_binding.replace('_', ' ')})",
+                        f"set by the {best.binding.replace('_', ' ')})",
                     ),
                     ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
                     ("layout", str(best.plan)),
@@ -186,6 +186,17 @@ def render_solution(solution: Solution) -> RenderableType:
             ),
             render_candidates(solution.near_ties),
         ]
+        if solution.near_feasible:
+            parts += [
+                Text(""),
+                Text(
+                    "Short of tokens by less than that error: "
+                    f"{len(solution.near_feasible)} candidates that an MFU higher by "
+                    f"{100 * solution.near_tie_rule.mfu_error:g}% would admit, shown at that MFU.",
+                    style="bold",
+                ),
+                render_candidates(solution.near_feasible),
+            ]
     parts.append(Text(""))
     parts.append(
         Text(

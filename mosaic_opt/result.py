@@ -66,14 +66,15 @@ class Candidate(_Finite):
 class Rejected(_Finite):
     """A candidate that has no layout or no token budget, and the smallest thing that would help.
 
-    ``shortfall`` is what is missing: bytes on every device for the reason "memory", days of window
-    for "tokens"; None where no number says it.
+    ``shortfall`` is what is missing, in ``unit``: "B" on every device for the reason "memory", "s"
+    of window for "tokens"; both are None where no number says it.
     """
 
     name: str
     reason: str
     detail: str
     shortfall: float | None
+    unit: Literal["B", "s"] | None
 
 
 class Optimum(_Finite):
@@ -88,7 +89,7 @@ class Optimum(_Finite):
     tokens: float
     tokens_per_parameter: float
     tokens_available: float
-    token_rule_binding: str
+    binding: str
     loss: float
     loss_source: str
     mfu: float
@@ -141,6 +142,9 @@ class Solution(_Finite):
     near_ties : tuple of Candidate
         Every candidate whose loss is within what the stated MFU error can move, the optimum
         first.
+    near_feasible : tuple of Candidate
+        Candidates that the token rule rejects by less than the stated MFU error, and that would be
+        among the near-ties: with their MFU, step and tokens at an MFU higher by that error.
     near_tie_rule : NearTieRule
     candidates : tuple of Candidate
         All feasible candidates, best first.
@@ -159,6 +163,7 @@ class Solution(_Finite):
     optimum: Optimum | None
     bounds: Bounds
     near_ties: tuple[Candidate, ...]
+    near_feasible: tuple[Candidate, ...]
     near_tie_rule: NearTieRule
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from math import isnan
 
@@ -86,6 +87,11 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
             gap=None if primal is None or dual is None else primal - dual,
         ),
         near_ties=near,
+        near_feasible=(
+            ()
+            if best is None or tolerance is None
+            else _near_feasible(problem, report, best, tolerance)
+        ),
         near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
         rejected=tuple(
@@ -94,6 +100,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
                 reason=o.reason,
                 detail=o.detail,
                 shortfall=None if isnan(o.shortfall) else o.shortfall,
+                unit=None if isnan(o.shortfall) else ("B" if o.reason == "memory" else "s"),
             )
             for o in report.outcomes
             if not o.feasible
@@ -107,11 +114,43 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
 def loss_tolerance(problem: Problem, best: Outcome) -> float:
     """Return what the stated MFU error can move the optimum's loss by [nats/token].
 
-    ``L(D (1 - e)) - L(D)`` with e the envelope's ``mfu_error``: the tokens that the window
-    delivers are proportional to MFU.
+    The window's tokens are proportional to MFU, so with an MFU lower by e it delivers
+    ``(1 - e) D*``; a cap that still binds then leaves the loss where it is.
     """
-    fewer = best.tokens * (1.0 - problem.envelope.mfu_error)
+    available = problem.tokens(best.index, best.step_s).available
+    fewer = min(best.tokens, available * (1.0 - problem.envelope.mfu_error))
     return problem.loss(best.index, fewer) - best.loss
+
+
+def _near_feasible(
+    problem: Problem, report: Report, best: Outcome, tolerance: float
+) -> tuple[Candidate, ...]:
+    """Return the candidates that an MFU higher by the stated error would admit among the ties.
+
+    They lack tokens by less than the error, so the model cannot say that they are infeasible.
+    """
+    admitted = []
+    for outcome in report.outcomes:
+        if outcome.feasible or outcome.nearest_row < 0:
+            continue
+        faster = outcome.step_s / (1.0 + problem.envelope.mfu_error)
+        budget = problem.tokens(outcome.index, faster)
+        if isnan(budget.tokens):
+            continue
+        loss = problem.loss(outcome.index, budget.tokens)
+        if loss - best.loss <= tolerance:
+            admitted.append(
+                replace(
+                    outcome,
+                    row=outcome.nearest_row,
+                    step_s=faster,
+                    tokens=budget.tokens,
+                    loss=loss,
+                    binding=budget.binding,
+                )
+            )
+    ranked = sorted(admitted, key=lambda o: (o.loss, o.index))
+    return tuple(_candidate(problem, o, rank, best.loss) for rank, o in enumerate(ranked, start=1))
 
 
 def _status(report: Report, certificate: Certificate) -> Status:
@@ -168,7 +207,7 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         tokens=best.tokens,
         tokens_per_parameter=best.tokens / n_active,
         tokens_available=problem.tokens(best.index, best.step_s).available,
-        token_rule_binding=best.binding,
+        binding=best.binding,
         loss=best.loss,
         loss_source=envelope.law.basis,
         mfu=step.mfu,

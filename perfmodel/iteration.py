@@ -394,13 +394,17 @@ def pipeline_time(
 
 @formula
 def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
-    """Exposed hand-offs of activations while the pipeline fills and drains [s]."""
+    """Exposed hand-offs of activations while the pipeline fills and drains [s].
+
+    The first microbatch passes ``pp vpp - 1`` borders of chunks on its way to the loss, and as many
+    back. That no other hand-off is exposed is assumed.
+    """
     if p.pp <= 1.0:
         return 0.0
     tokens = p.micro_batch * seq_len / p.cp
     distance = p.tp * p.cp * p.dp
     volume = BF16_BYTES * tokens / p.tp * a.d_model
-    return 2.0 * (p.pp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
+    return 2.0 * (p.pp * p.vpp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
 
 
 @formula

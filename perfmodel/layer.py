@@ -186,9 +186,10 @@ def moe_layer_times(
     # the selection's backward is a scatter of K values a token: launch-bound, no device time
     gate = router_time(dev, elem, local, a.d_model, a.n_experts)
     router = 2.0 * gate if backward > 0.0 else gate + topk_time(hw.topk, local, a.n_experts)
-    # to expert order and back, on both sides of the all-to-all
-    passes = 4.0 if ep > 1.0 else 2.0
-    permutation = elementwise_time(dev, elem, passes * 2.0 * local * a.top_k * hidden, passes)
+    # to expert order and back; behind an exchange once more, on the rows that ETP gathered
+    passes = 4.0 if ep * etp > 1.0 else 2.0
+    moved = 2.0 * (1.0 + etp) if ep * etp > 1.0 else 2.0
+    permutation = elementwise_time(dev, elem, moved * 2.0 * local * a.top_k * hidden, passes)
     surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
     experts = grouped_gemm_time(dev, surface, n_local, rows, up, a.d_model, backward)
     experts += grouped_gemm_time(dev, surface, n_local, rows, a.d_model, width, backward)

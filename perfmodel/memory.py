@@ -113,8 +113,9 @@ def layer_activation_bytes(
 ) -> float:
     """Bytes that the backward pass of one layer needs of its forward pass, by recompute mode [B].
 
-    ``mode`` is 0 none, 1 selective (attention's output is recomputed), 2 super-selective (norms,
-    attention's output and the gated unit are recomputed), 3 full (only the layer's input is kept).
+    ``mode`` is 0 none, 1 selective (attention is recomputed: of it only the log-sum-exp is not
+    kept, since its output is the input of the projection), 2 super-selective (the outputs of norms
+    and of the gated unit are recomputed as well), 3 full (only the layer's input is kept).
     ``moe`` is 1 for a MoE layer, 0 for a dense one.
     """
     local = tokens / p.tp
@@ -134,12 +135,14 @@ def layer_activation_bytes(
         kept += BF16_BYTES * local * (norms + a.rope_head_dim)
         if mode < 2.0:
             kept += BF16_BYTES * local * norms
+    kept += BF16_BYTES * tokens * heads * a.v_head_dim  # attention's output
     if mode < 1.0:
-        kept += tokens * heads * (BF16_BYTES * a.v_head_dim + FP32_BYTES)  # output, log-sum-exp
+        kept += FP32_BYTES * tokens * heads  # log-sum-exp
     unit = inputs if mode >= 2.0 else inputs + 1.0  # inputs of the gated unit (and its output)
     if moe > 0.0:
         routed = local * a.top_k
-        kept += 2.0 * routed * hidden  # rows in expert order; outputs that the gates weight
+        # rows in expert order, gathered over ETP; outputs that the gates weight
+        kept += (p.etp + 1.0) * routed * hidden
         kept += BF16_BYTES * routed * unit * a.d_expert  # width / etp on etp times the rows
         kept += 2.0 * FP32_BYTES * local * a.n_experts  # router logits and probabilities
         kept += BF16_BYTES * tokens * unit * a.d_shared / p.tp

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.attention import kv_heads_per_rank
 from perfmodel.calibration.packs import Flag, UnmeasuredFlag
+from perfmodel.collectives import ranks_per_node
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
 from perfmodel.memory import dense_parameters, expert_parameters
@@ -166,7 +167,28 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
             f"extra.parameters={a.extra.parameters} ({a.extra.reason}) are priced as one linear "
             "layer in each layer; what they do is not modelled"
         )
+    said += _partial_nodes(model)
     return tuple(f"{a.name}: {sentence}." for sentence in said)
+
+
+def _partial_nodes(model: StepModel) -> list[str]:
+    """Return a sentence for each ring with some of the devices of its nodes: none was measured."""
+    p, node = model.dims, model.cluster.constants.fabric.devices_per_node
+    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    groups = {
+        "tensor-parallel": (p.tp, 1.0),
+        "data-parallel": (p.dp * p.cp, p.tp),
+        "expert-data-parallel": (edp if model.architecture.n_experts else 1.0, p.etp * p.ep),
+    }
+    said = []
+    for name, (size, stride) in groups.items():
+        local = ranks_per_node(node, size, stride)
+        if size > 1.0 and 1.0 < local < node:
+            said.append(
+                f"the {name} group has {local:g} of the {node:g} devices of a node, which lies "
+                "between the rings that were measured (one and all)"
+            )
+    return said
 
 
 def stack_variables(model: StepModel) -> dict[str, float]:

@@ -78,6 +78,8 @@ class Enumerate(Backend):
             termination = Termination.INTERRUPTED
         finally:
             results.close()
+        feasible = [outcome for outcome in outcomes.values() if outcome.feasible]
+        best = min(feasible, key=lambda outcome: (outcome.loss, outcome.index), default=None)
         unexamined = tuple(i for i in range(n) if i not in outcomes)
         if not unexamined:
             termination = Termination.EXHAUSTED

@@ -140,6 +140,9 @@ def assemble(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     options = _parser().parse_args(arguments)
+    if not options.out.absolute().parent.is_dir():
+        _say(f"{options.out} cannot be written: its folder does not exist.")
+        return 2
     try:
         sheet = load_datasheet(options.datasheet, options.name, options.device)
         pack = fit_pack(

@@ -270,6 +270,9 @@ def _mean(values: Vector) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     o = _parser().parse_args(arguments)
+    if not o.out.absolute().parent.is_dir():
+        _say(f"{o.out} cannot be written: its folder does not exist.")
+        return 2
     try:
         measured = layout_sweeps(o.runs, o.hardware)
         profile = fit_profile(

@@ -34,6 +34,10 @@ ALIASES = {"a100": "a100-80"}
 LARGEST_EFFICIENCY = 1.5
 
 Policy = Literal["flag", "refuse"]
+
+REFUSABLE = frozenset({("all_to_all", "size")})
+"""The ranges beyond which a pack may keep a search from choosing a plan."""
+
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Percent = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -280,6 +284,12 @@ def _check_surface(name: str, surface: Surface, kind: SurfaceKind) -> None:
         _same_keys(f"{where}.beyond", surface.beyond, kind.variables)
         if surface.errors is None:
             raise ValueError(f"{where}.errors is missing: what is {surface.source} states them")
+        for variable, policy in surface.beyond.items():
+            if policy == "refuse" and (name, variable) not in REFUSABLE:
+                raise ValueError(
+                    f"{where}.beyond.{variable} = 'refuse': a search honours it for "
+                    "all_to_all.size only; nearest: 'flag'"
+                )
     else:
         for key in ("tables", "nuisance", "ranges", "beyond", "errors", "regimes"):
             if getattr(surface, key):

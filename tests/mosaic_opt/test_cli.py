@@ -275,7 +275,6 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--plan": "ep=8,pp"}, "'pp' is not key=value"),
         ({"--plan": "ep=0"}, "ep='0'"),
         ({"--plan": "epp=8"}, "did you mean"),
-        ({"--plan": "pp=3"}, "pp=3"),
         ({"--plan": "recompute=all"}, "recompute='all'"),
         ({"--cluster": "p6-b200"}, "PACK:NODES"),
         ({"--cluster": "p6-b200:0"}, "nodes=0"),
@@ -412,3 +411,10 @@ def test_process(arguments: list[str], code: int) -> None:
     else:
         assert done.stderr == ""
         json.loads(done.stdout)
+
+
+def test_plan_whose_dp_cannot_tile_is_checked_all_the_same(mosaic: Mosaic) -> None:
+    """Every broken rule is named, not only the one that the missing degree hides."""
+    done = mosaic("check", *changed(CASE, **{"--plan": "pp=3"}), "--json", "-")
+    assert done.code == 1
+    assert {"world_size", "equal_stages"} <= {v["rule"] for v in done.document["violations"]}

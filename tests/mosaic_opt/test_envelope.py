@@ -235,3 +235,13 @@ def test_reading_an_envelope_compiles_nothing() -> None:
 
 def test_cluster_of_every_size_up_to_the_largest() -> None:
     assert Cluster.parse("p6-b200:131072").n_devices == 2**20
+
+
+@pytest.mark.parametrize("written", ["1.5e12", "1.5e+12", "15e11", "1500000000000.0"])
+def test_numbers_of_yaml_are_numbers(written: str, tmp_path: Path) -> None:
+    """PyYAML alone reads an exponent without a sign as text."""
+    file = tmp_path / "e.yaml"
+    spec = json.loads(tiny_envelope().model_dump_json())
+    text = json.dumps(spec | {"tokens": {"max_tokens": "HERE"}}).replace('"HERE"', written)
+    file.write_text(text, "utf-8")
+    assert load_envelope(file).tokens.max_tokens == 1.5e12

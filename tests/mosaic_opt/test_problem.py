@@ -212,7 +212,7 @@ def test_stated_days_are_enough(days: float) -> None:
     rule = {"kind": "saturate", "min_tokens_per_parameter": days * RATIO}
     outcome = only(tokens=rule)
     assert (outcome.feasible, outcome.reason) == (False, "tokens")
-    assert outcome.shortfall == pytest.approx(days - 1.0, rel=1e-9)
+    assert outcome.shortfall == pytest.approx((days - 1.0) * 86400.0, rel=1e-9)
     more = more_days(outcome)
     assert more <= 1.1 * (days - 1.0) + 0.1
     assert only(tokens=rule, window_days=1.0 + more).feasible

@@ -253,12 +253,16 @@ def test_admitting_extrapolation_is_never_worse(spec: dict[str, Any]) -> None:
 
 
 def own_tolerance(envelope: Envelope, solution: Solution) -> float:
-    """L(D (1 - e)) - L(D) of the optimum, from the law's coefficients."""
+    """L(D') - L(D) of the optimum, D' the tokens at an MFU lower by e, from the coefficients."""
     best = solution.candidates[0]
     split = best.expert_split or 1.0
+    available = envelope.window_s * envelope.goodput * envelope.batch.tokens / best.step_time_s
     at = [
         law_loss(envelope.law, best.n_total, best.n_active, tokens, split)
-        for tokens in (best.tokens * (1.0 - envelope.mfu_error), best.tokens)
+        for tokens in (
+            min(best.tokens, available * (1.0 - envelope.mfu_error)),
+            best.tokens,
+        )
     ]
     return at[0] - at[1]
 
