@@ -90,12 +90,16 @@ def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float
 
 @formula
 def all_to_all_time(fabric: Fabric, size: float, stride: float, volume: float) -> float:
-    """Time of an all-to-all in which each rank sends ``volume`` bytes in ``size`` parts [s]."""
+    """Time of an all-to-all in which each rank sends ``volume`` bytes in ``size`` parts [s].
+
+    A group that leaves the node takes at least as long as its members on one node alone would:
+    with many devices per node and few ranks outside, the links and not the NICs set the pace.
+    """
     if size <= 1.0 or volume <= 0.0:
         return 0.0
     s = fabric.all_to_all
     local = ranks_per_node(fabric.devices_per_node, size, stride)
-    per_byte = (local - 1.0) / size / s.link_bw + 1.0 / size / s.self_bw
+    per_byte = (local - 1.0) / local / s.link_bw + 1.0 / local / s.self_bw
     intra = s.intra_latency_s + ramped(volume, s.intra_ramp_bytes) * per_byte
     if local >= size:
         return intra

@@ -5,7 +5,8 @@ Every rate is taken over as a fraction of what the datasheet states, every time 
 - products and attention: the fraction of the bf16 peak, times the ratio of the fractions that the
   fastest published product reaches on the two devices, where both are known;
 - traffic: the fraction of the memory bandwidth;
-- links and NICs: the fraction of one device's bandwidth in one direction;
+- links and NICs: the fraction of one device's bandwidth in one direction; what a rank of an
+  all-to-all keeps is copied at least as fast as it would be sent;
 - a ring over full nodes: the fraction of what the NICs of a node carry together, and never more
   than the ring inside a node;
 - latencies of a ring: per rank, so that a node of more devices adds more;
@@ -97,7 +98,8 @@ class Transfer:
         nic = self._ratio("nic_bw")
         params["link_bw"] *= link
         params["intra_ramp_bytes"] *= link
-        params["self_bw"] *= self.to.device.memory_bw.value / self.reference.device.memory_bw.value
+        copied = self.to.device.memory_bw.value / self.reference.device.memory_bw.value
+        params["self_bw"] = max(params["self_bw"] * copied, params["link_bw"])
         params["nic_bw"] *= nic
         params["inter_ramp_bytes"] *= nic
         return "fractions of link, NIC and memory bandwidth and latencies are those of that machine"

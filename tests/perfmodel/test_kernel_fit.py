@@ -17,6 +17,7 @@ from perfmodel.calibration import HardwarePack, load_pack, shipped_packs
 from perfmodel.calibration.fit import fit_pack, load_datasheet, main
 from perfmodel.calibration.regression import Bound, Regression
 from perfmodel.calibration.tables import TableError, Tables
+from perfmodel.cluster import Cluster
 from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_time
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
@@ -79,6 +80,10 @@ def kernels(hw: Hardware) -> dict[str, Priced]:
 
 
 HARDWARE = {name: load_pack(name).constants() for name in shipped_packs()}
+HARDWARE |= {  # some devices of each node in use
+    "h100, 4 of 8": Cluster(hardware="h100", nodes=4, devices=16).constants,
+    "gb200, 64 of 72": Cluster(hardware="gb200", nodes=4, devices=256).constants,
+}
 KERNELS = {pack: kernels(hw) for pack, hw in HARDWARE.items()}
 packs = pytest.mark.parametrize("pack", HARDWARE)
 
