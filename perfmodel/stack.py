@@ -15,7 +15,7 @@ class Stack(NamedTuple):
     host_layer_s: float  # A: host time of one MoE layer, forward + replay + backward [s]
     host_microbatch_s: float  # H: host time of one microbatch on a stage, beside its layers [s]
     jitter_s: float  # s: wait of EP x PP ranks for the slowest of them [s]
-    pipeline_node_cost: float  # c: relative cost of each further node of pipeline depth [-]
+    pipeline_node_cost: float  # c: relative cost of each further devices_per_node stages [-]
     forward_share: float  # of A: one forward pass [-]
     backward_share: float  # of A: one backward pass [-]
     dense_layer_share: float  # host time of a dense layer, relative to A [-]
