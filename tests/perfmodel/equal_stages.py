@@ -1,7 +1,9 @@
 """Prices of plans with equal stages, to be kept as they are.
 
-``python -m tests.perfmodel.equal_stages`` writes the document `golden/equal_stages.json`, made
-before stages could be uneven: step time and memory of each stage, as hexadecimal floats.
+``python -m tests.perfmodel.equal_stages`` writes the document `golden/equal_stages.json`: step time
+and memory of each stage, as hexadecimal floats. It was made before stages could be uneven, and
+again when selective recompute was to keep attention's output, hand-offs to follow the chunks and
+expert rows to be gathered over ETP: only plans with one of these moved.
 """
 
 from __future__ import annotations
