@@ -167,11 +167,10 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
             f"extra.parameters={a.extra.parameters} ({a.extra.reason}) are priced as one linear "
             "layer in each layer; what they do is not modelled"
         )
-    said += _partial_nodes(model)
     return tuple(f"{a.name}: {sentence}." for sentence in said)
 
 
-def _partial_nodes(model: StepModel) -> list[str]:
+def partial_nodes(model: StepModel) -> tuple[str, ...]:
     """Return a sentence for each ring with some of the devices of its nodes: none was measured."""
     p, node = model.dims, model.cluster.constants.fabric.devices_per_node
     edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
@@ -185,10 +184,10 @@ def _partial_nodes(model: StepModel) -> list[str]:
         local = ranks_per_node(node, size, stride)
         if size > 1.0 and 1.0 < local < node:
             said.append(
-                f"the {name} group has {local:g} of the {node:g} devices of a node, which lies "
-                "between the rings that were measured (one and all)"
+                f"The {name} group has {local:g} of the {node:g} devices of a node, which lies "
+                "between the rings that were measured (one and all)."
             )
-    return said
+    return tuple(said)
 
 
 def stack_variables(model: StepModel) -> dict[str, float]:

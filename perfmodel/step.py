@@ -27,7 +27,7 @@ from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_o
 from perfmodel.memory import StageBytes, content_bytes, stage_total
 from perfmodel.mesh import PlanDims, StageContent, is_uneven
 from perfmodel.plan import Plan, Recompute
-from perfmodel.ranges import range_flags, unmeasured_parts
+from perfmodel.ranges import partial_nodes, range_flags, unmeasured_parts
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
 from perfmodel.stack import Stack
@@ -367,6 +367,7 @@ def estimate(
         flags=(
             *_mismatch(model),
             *unmeasured_parts(model),
+            *partial_nodes(model),
             *(flag.message for flag in range_flags(model)),
         ),
         architecture=architecture.summary(),

@@ -176,6 +176,7 @@ def uneven_runs(draw: st.DrawFn) -> Run:
     a = draw(architectures())
     n_layers = draw(st.sampled_from((5, 7, 9, 11, 13, 22, 43, 61, 94)))
     fields = {**a.model_dump(), "n_layers": n_layers, "window": None, "extra": None}
+    fields["first_k_dense"] = min(a.first_k_dense, n_layers)
     a = Architecture.model_validate(fields)
     rows = legal_rows(a, table())
     rows = rows[(table().layout[rows] == 1) & (table().pp[rows] > 1)]

@@ -11,7 +11,7 @@ from perfmodel.architecture import Architecture
 from perfmodel.calibration.packs import RangeFlag
 from perfmodel.cluster import Batch
 from perfmodel.plan import Plan, Recompute
-from perfmodel.ranges import range_flags, stack_variables, unmeasured_parts
+from perfmodel.ranges import partial_nodes, range_flags, stack_variables, unmeasured_parts
 from perfmodel.step import estimate
 
 from .strategies import PACK, STACK, Run, cluster, profile, runs
@@ -146,7 +146,11 @@ def test_a_flag_is_outside_of_its_range_and_stands_once(run: Run) -> None:
         assert flag.surface in flag.message
     assert len({(flag.surface, flag.variable) for flag in flags}) == len(flags)
     rare = unmeasured_parts(run.model)
-    assert estimate(*run, stack=profile()).flags == (*rare, *(flag.message for flag in flags))
+    assert estimate(*run, stack=profile()).flags == (
+        *rare,
+        *partial_nodes(run.model),
+        *(flag.message for flag in flags),
+    )
 
 
 @given(runs())
@@ -184,3 +188,12 @@ def test_a_stack_that_was_fitted_on_other_hardware_is_flagged() -> None:
     elsewhere = profile().model_copy(update={"hardware": "some-other-pack"})
     step = estimate(*run, stack=elsewhere)
     assert any("some-other-pack" in flag and PACK in flag for flag in step.flags)
+
+
+def test_a_ring_with_some_devices_of_a_node_is_said() -> None:
+    """Rings were measured with one device of each node and with all of them."""
+    said = partial_nodes(run_of(plan={"tp": 2, "dp": 4}).model)
+    assert len(said) == 2
+    assert "tensor-parallel group has 2 of the 8 devices" in said[0]
+    assert "data-parallel group has 4 of the 8 devices" in said[1]
+    assert partial_nodes(run_of(plan={"dp": 8}).model) == ()
