@@ -79,7 +79,7 @@ class Enumerate(Backend):
         finally:
             results.close()
         feasible = [outcome for outcome in outcomes.values() if outcome.feasible]
-        best = min(feasible, key=lambda outcome: (outcome.loss, outcome.index), default=None)
+        best = min(feasible, key=_rank, default=None)
         unexamined = tuple(i for i in range(n) if i not in outcomes)
         if not unexamined:
             termination = Termination.EXHAUSTED
@@ -93,12 +93,17 @@ class Enumerate(Backend):
         )
 
 
+def _rank(outcome: Outcome) -> tuple[float, int]:
+    """Order candidates: the least loss first, and of equals the first in the problem."""
+    return outcome.loss, outcome.index
+
+
 def _better(candidate: Outcome, incumbent: Outcome | None) -> bool:
     if not candidate.feasible:
         return False
     if incumbent is None:
         return True
-    return (candidate.loss, candidate.index) < (incumbent.loss, incumbent.index)
+    return _rank(candidate) < _rank(incumbent)
 
 
 def dual_bound(problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]) -> float:
