@@ -16,6 +16,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.memory import OptimizerDims
+from perfmodel.routing import Routing
 
 MAX_NODES = 2**17
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES, strict=True)]
@@ -171,11 +172,14 @@ class Batch(Frozen):
         Tokens in a sequence, T_seq.
     optimizer : Optimizer
         AdamW unless given.
+    routing : Routing
+        How tokens fall on experts; evenly and without a capacity unless given.
     """
 
     global_batch: Count
     seq_len: Count
     optimizer: Optimizer = Optimizer.ADAMW
+    routing: Routing = Routing()
 
     @property
     def tokens(self) -> int:
