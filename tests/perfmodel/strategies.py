@@ -29,9 +29,9 @@ from perfmodel.kernels import (
     TopKSurface,
 )
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask
+from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask, plan_dims
 from perfmodel.stack import Stack
-from perfmodel.step import StepModel, plan_dims
+from perfmodel.step import StepModel
 
 PACK = "p6-b200"
 STACK = "megatron-eager"
