@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from perfmodel.architecture import Architecture, MfuConvention
-from perfmodel.cluster import Batch, Cluster, Optimizer
+from perfmodel.cluster import Optimizer
 from perfmodel.errors import PerfmodelError
-from perfmodel.frozen import Frozen, explain
-from perfmodel.plan import Plan, Recompute
+from perfmodel.frozen import explain
 from perfmodel.step import check
 from perfmodel.validation.published_cells import (
-    MemoryKind,
-    PrecisionName,
     RecomputeCell,
-    RecomputeName,
     hardware_of,
     memory_of,
     precision_of,
@@ -33,6 +29,12 @@ from perfmodel.validation.published_cells import (
 from perfmodel.validation.published_layouts import Cells, Degrees, degrees_of, layout_of
 from perfmodel.validation.published_models import ModelRow, architecture_of
 from perfmodel.validation.published_notes import facts_of, number
+from perfmodel.validation.published_record import ExcludedRun, PublishedRun
+from perfmodel.validation.published_sources import (
+    sequence_parallel_of,
+    year_of,
+    zero_stage_of,
+)
 from perfmodel.validation.published_times import (
     CountedFlops,
     Measured,
@@ -41,7 +43,7 @@ from perfmodel.validation.published_times import (
     flops_per_token,
     timing_of,
 )
-from perfmodel.validation.runs import _rows
+from perfmodel.validation.runs import csv_rows
 
 __all__ = [
     "COLUMNS",
@@ -67,204 +69,11 @@ AMBIGUOUS = 0.05
 """A time from FLOPs is not used where two readings of the source's count differ by more [-]."""
 
 
-class PublishedRun(Frozen):
-    """One measured run.
-
-    Attributes
-    ----------
-    row : int
-        Its place in the table, from 1.
-    source, url, model, year
-        The document, where it is, its label of the model, and the year of the measurement.
-    architecture : Architecture
-    hardware, devices
-        A shipped hardware pack, and the number of devices (:attr:`cluster`).
-    tp, etp, ep, pp, vpp, cp, dp, micro_batch : int
-        Degrees; `vpp` is chunks of each device.
-    layout : str or None
-        Stage layout as :class:`perfmodel.plan.Plan` takes it.
-    recompute : str or None
-        ``none``, ``selective`` or ``full``; None where the source does not say.
-    recompute_modules : tuple of str or None
-        Megatron-Core's modules; None where the source does not say which.
-    recompute_layers : int or None
-        Layers of a stage that are recomputed, where not all.
-    precision, precision_label : str
-        Of the matrix products, in one vocabulary and as printed.
-    sequence_parallel : bool or None
-        None where the source does not say, or TP is 1.
-    zero_stage : int or None
-        0 to 3; fully sharded data parallelism is 3, Megatron's distributed optimizer 1.
-    zero_group : int or None
-        Ranks over which the optimizer is sharded, where not over all of dp.
-    global_batch, seq_len : int
-    step_time_s : float or None
-        Measured time of a step [s]; None for a run that ran out of memory.
-    metric : str
-        The figure that the time comes from.
-    counted : CountedFlops
-        What the source counts where it prints FLOP/s or MFU.
-    disagreements : tuple of str
-        Other figures of the row that are more than 3% off.
-    oom : bool
-        The run ran out of memory.
-    memory_bytes, memory_kind
-        Largest memory of a device [B] as the allocator's ``allocated`` or ``reserved`` maximum or
-        of the whole ``device``.
-    phase : str
-        ``pretrain`` or ``sft``.
-    container, dispatcher, cuda_graph_scope, recipe : str or None
-    a2a_overlap : bool or None
-        Expert all-to-all overlapped with computation.
-    balanced_routing : bool or None
-        Tokens are forced to spread evenly over experts.
-    capacity_factor : float or None
-        Where tokens beyond it are dropped.
-    offload : bool
-        Activations, weights or optimizer state move to the host.
-    optimizer : str
-    facts : mapping of str to str
-        Every pair of the notes.
-    assumptions : tuple of str
-        What the row does not say and was taken here.
-    """
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    row: int
-    source: str
-    url: str
-    model: str
-    year: int
-    architecture: Architecture
-    hardware: str
-    devices: int
-    tp: int
-    etp: int
-    ep: int
-    pp: int
-    vpp: int
-    cp: int
-    dp: int
-    micro_batch: int
-    layout: str | None
-    recompute: RecomputeName | None
-    recompute_modules: tuple[str, ...] | None
-    recompute_layers: int | None
-    precision: PrecisionName
-    precision_label: str
-    sequence_parallel: bool | None
-    zero_stage: int | None
-    zero_group: int | None
-    global_batch: int
-    seq_len: int
-    step_time_s: float | None
-    metric: str
-    counted: CountedFlops
-    disagreements: tuple[str, ...]
-    oom: bool
-    memory_bytes: float | None
-    memory_kind: MemoryKind | None
-    phase: str
-    container: str | None
-    dispatcher: str | None
-    cuda_graph_scope: str | None
-    recipe: str | None
-    a2a_overlap: bool | None
-    balanced_routing: bool | None
-    capacity_factor: float | None
-    offload: bool
-    optimizer: Optimizer
-    facts: Mapping[str, str]
-    assumptions: tuple[str, ...]
-
-    @cached_property
-    def plan(self) -> Plan:
-        """The run as a plan; its recomputation is the nearest mode that a plan has."""
-        return Plan(
-            tp=self.tp,
-            etp=self.etp,
-            ep=self.ep,
-            pp=self.pp,
-            vpp=self.vpp,
-            cp=self.cp,
-            dp=self.dp,
-            micro_batch=self.micro_batch,
-            recompute=_nearest_mode(self.recompute, self.recompute_modules),
-            layout=self.layout,
-        )
-
-    @cached_property
-    def cluster(self) -> Cluster:
-        """The devices, on the fewest nodes that hold as many each."""
-        return Cluster.parse(f"{self.hardware}:{self.devices}gpus")
-
-    @property
-    def batch(self) -> Batch:
-        """What a step works on."""
-        return Batch(
-            global_batch=self.global_batch, seq_len=self.seq_len, optimizer=self.optimizer
-        )
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float | None:
-        """Tokens of a device in a second [1/s]."""
-        if self.step_time_s is None:
-            return None
-        return self.global_batch * self.seq_len / self.step_time_s / self.devices
-
-    @property
-    def tflops_per_gpu(self) -> float | None:
-        """Megatron's FLOPs of a device in a second [TFLOP/s]."""
-        rate = self.tokens_per_s_per_gpu
-        if rate is None:
-            return None
-        flops = self.architecture.flops_per_token(MfuConvention.MEGATRON, self.seq_len)
-        return rate * flops / 1e12
-
-    @property
-    def mfu(self) -> float | None:
-        """Megatron's FLOPs over the dense peak in the run's precision [-]."""
-        rate = self.tflops_per_gpu
-        device = self.cluster.pack.device
-        peak = device.peak_flops
-        if self.precision in ("fp8", "fp8-block", "mxfp8"):
-            peak = getattr(device, "peak_flops_fp8", None) or peak
-        elif self.precision == "nvfp4":
-            peak = getattr(device, "peak_flops_fp4", None) or peak
-        return None if rate is None else rate * 1e12 / float(peak.value)
-
-
-class ExcludedRun(Frozen):
-    """A row that is not priced, and why in one sentence."""
-
-    row: int
-    source: str
-    url: str
-    model: str
-    reason: str
-
-
 class PublishedTable(NamedTuple):
     """A table of runs; every row is in one of the two."""
 
     runs: tuple[PublishedRun, ...]
     excluded: tuple[ExcludedRun, ...]
-
-
-def _nearest_mode(mode: RecomputeName | None, modules: tuple[str, ...] | None) -> Recompute:
-    """Return the mode of a plan that recomputes most nearly the same.
-
-    ``core_attn`` alone is ``selective``; norms and activations make it ``super-selective``. Modules
-    that no mode recomputes (``mlp``, ``mla_up_proj``, ``moe``) are left out.
-    """
-    if mode == "full":
-        return Recompute.FULL
-    if mode != "selective":
-        return Recompute.NONE
-    if modules is None or {"layernorm", "moe_act"} & set(modules):
-        return Recompute.SUPER_SELECTIVE
-    return Recompute.SELECTIVE if "core_attn" in modules else Recompute.NONE
 
 
 class _Row:
@@ -310,78 +119,6 @@ class _Row:
         )
 
 
-_YEARS: tuple[tuple[str, int], ...] = (
-    ("Narayanan", 2021),
-    ("Korthikanti", 2022),
-    ("BigScience", 2022),
-    ("vTrain", 2023),
-    ("InternEvo", 2023),
-    ("llm-foundry", 2023),
-    ("MegaScale-MoE", 2025),
-    ("MegaScale", 2023),
-    ("Llama 3 Herd", 2024),
-    ("NeMo docs v2.0", 2024),
-    ("NeMo docs", 2025),
-    ("TorchTitan", 2024),
-    ("HF nanotron", 2025),
-    ("MoE Parallel Folding", 2025),
-    ("SimuMax", 2026),
-)
-_LATEST_YEAR = 2026
-
-_SHARDED: tuple[tuple[str, int], ...] = (
-    ("Megatron-Bridge", 1),
-    ("Megatron-LM dev", 1),
-    ("Megatron-MoE-ModelZoo", 1),
-    ("NeMo docs", 1),
-    ("NeMo Automodel", 3),
-    ("TorchTitan", 3),
-    ("llm-foundry", 3),
-    ("InternEvo", 1),
-    ("BigScience", 1),
-    ("SimuMax", 1),
-    ("MoE Parallel Folding", 1),
-    ("Llama 3 Herd", 2),  # shards are not gathered again for the backward pass: section 3.3.2
-)
-"""ZeRO stage of a source's rows unless a row says otherwise."""
-
-_WITHOUT_SEQUENCE_PARALLELISM = ("Narayanan", "BigScience", "vTrain", "InternEvo")
-"""From before arXiv 2205.05198, on code without it, or (InternEvo) in the mode ``mtp``."""
-
-_UNKNOWN_SEQUENCE_PARALLELISM = ("MegaScale",)
-
-
-def _year(source: str, facts: Mapping[str, str]) -> int:
-    release = re.fullmatch(r"([0-9]{2})\.[0-9.]+", facts.get("container", ""))
-    if release:
-        return 2000 + int(release[1])
-    return next((year for prefix, year in _YEARS if source.startswith(prefix)), _LATEST_YEAR)
-
-
-def _zero_stage(source: str, facts: Mapping[str, str]) -> int | None:
-    for key in ("zero", "zero_stage"):
-        found = number(facts, key)
-        if found is not None:
-            return int(found)
-    sharding = facts.get("sharding")
-    if sharding is not None:
-        return {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}.get(sharding)
-    fully = facts.get("fsdp", "no").lower() not in ("no", "false")
-    if fully or facts.get("method", "").startswith("FSDP"):
-        return 3
-    return next((stage for prefix, stage in _SHARDED if source.startswith(prefix)), None)
-
-
-def _sequence_parallel(row: _Row, tp: int) -> bool | None:
-    if tp == 1 or row.source.startswith(_UNKNOWN_SEQUENCE_PARALLELISM):
-        return None
-    if "tp_mode" in row.facts:
-        return row.facts["tp_mode"] == "REDUCE_SCATTER"
-    if row.facts.get("sequence_parallel") == "no":
-        return False
-    return not row.source.startswith(_WITHOUT_SEQUENCE_PARALLELISM)
-
-
 def _flag(facts: Mapping[str, str], key: str, yes: str, no: str) -> bool | None:
     return {yes: True, no: False}.get(facts.get(key, ""))
 
@@ -402,6 +139,9 @@ def _refuse_metric(row: _Row) -> None:
         raise PerfmodelError(
             f"The run ended with status {value!r}, which is neither a time nor a lack of memory."
         )
+    if "swapped" in row.facts.get("remark", ""):
+        # Their product, the work, does not show it.
+        raise PerfmodelError("Seconds and TFLOP/s of the row have changed places in the source.")
     if "disagree" in row.facts.get("remark", ""):
         raise PerfmodelError("Its tokens/s and TFLOP/s contradict each other by a factor of 1.7.")
     if row.facts.get("system") == "MegaScale":
@@ -435,9 +175,7 @@ def _depth(row: _Row) -> int | None:
     return round(layers) if abs(layers - round(layers)) < 0.1 else None
 
 
-def _timing(
-    row: _Row, d: Degrees, a: Architecture, hardware: str, counted: CountedFlops
-) -> Timing:
+def _timing(row: _Row, d: Degrees, a: Architecture, hardware: str, counted: CountedFlops) -> Timing:
     """Return the time, unless it rests on FLOPs whose convention the source leaves open."""
     peak = {"a100": 312e12, "h100": 989.4e12, "h800": 989.4e12}.get(hardware.split("-")[0])
     stated = number(row.facts, "peak_tflops")
@@ -492,13 +230,15 @@ def _run(row: _Row) -> PublishedRun:
     timing = None if oom else _timing(row, d, a, hardware, counted)
     memory = memory_of(row.source, facts)
     group = number(facts, "zero1")
-    assumed = (*d.assumptions, as_device, as_precision, as_layout)
+    packed = "(SFT)" in label and timing is not None and timing.metric == "tflops_per_gpu"
+    as_packed = "packed sequences taken to be counted as whole ones" if packed else None
+    assumed = (*d.assumptions, as_device, as_precision, as_layout, as_packed)
     run = PublishedRun(
         row=row.place,
         source=row.source,
         url=row.text("url_or_repo_path"),
         model=label,
-        year=_year(row.source, facts),
+        year=year_of(row.source, facts),
         architecture=a,
         hardware=hardware,
         devices=d.n_gpus,
@@ -516,8 +256,8 @@ def _run(row: _Row) -> PublishedRun:
         recompute_layers=recompute.layers,
         precision=precision,
         precision_label=row.text("precision"),
-        sequence_parallel=_sequence_parallel(row, d.tp),
-        zero_stage=_zero_stage(row.source, facts),
+        sequence_parallel=sequence_parallel_of(row.source, facts, d.tp),
+        zero_stage=zero_stage_of(row.source, facts),
         zero_group=int(group) if group is not None and group > 0 else None,
         global_batch=d.global_batch,
         seq_len=d.seq_len,
@@ -553,7 +293,7 @@ def _run(row: _Row) -> PublishedRun:
 def _table(path: Path | None) -> PublishedTable:
     runs: list[PublishedRun] = []
     excluded: list[ExcludedRun] = []
-    for place, cells in enumerate(_rows(path, PUBLISHED), start=1):
+    for place, cells in enumerate(csv_rows(path, PUBLISHED), start=1):
         missing = [name for name in COLUMNS if name not in cells]
         if missing:
             raise PerfmodelError(f"The table of runs lacks the columns {', '.join(missing)}.")

@@ -146,27 +146,14 @@ class Timing(NamedTuple):
     disagreements: tuple[str, ...]
 
 
-def _swapped(m: Measured) -> bool:
-    """Say whether seconds and TFLOP/s agree only when they change places."""
-    tflops = number(m.facts, "tflops_per_gpu")
-    if m.metric != "step_time" or m.unit != "s" or tflops is None:
-        return False
-    work = m.tokens * m.flops_per_token / m.n_gpus
-    return abs(work / (m.value * 1e12) / tflops - 1.0) <= 2 * TOLERANCE and not (
-        abs(work / (tflops * 1e12) / m.value - 1.0) <= 4 * TOLERANCE
-    )
-
-
 def timing_of(m: Measured) -> Timing:
     """Choose a row's step time.
 
     Raises
     ------
     PerfmodelError
-        No figure of the row gives one, or its seconds and TFLOP/s have changed places.
+        No figure of the row gives one.
     """
-    if _swapped(m):
-        raise PerfmodelError("Seconds and TFLOP/s of the row have changed places.")
     found = step_times(m)
     if not found:
         raise PerfmodelError(f"The row has no time: its figure is {m.metric} in {m.unit or '-'}.")
