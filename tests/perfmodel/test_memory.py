@@ -8,11 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from perfmodel.activations import layer_activation_bytes
 from perfmodel.architecture import Architecture, ParameterConvention
+from perfmodel.calibration.stacks import load_stack
 from perfmodel.cluster import Optimizer
 from perfmodel.memory import (
     StageBytes,
-    layer_activation_bytes,
     peak_bytes,
     stage_bytes,
     stage_dense_parameters,
@@ -21,6 +22,7 @@ from perfmodel.memory import (
 )
 from perfmodel.mesh import PlanDims, dense_layers_of_stage
 from perfmodel.models import catalogue
+from perfmodel.stack import Stack
 
 from .strategies import (
     Run,
@@ -37,6 +39,7 @@ from .strategies import (
 )
 
 ADAMW = Optimizer.ADAMW.dims
+EAGER = load_stack("megatron-eager").stack()._replace(framework_bytes=0.0)
 GIB = 2**30
 MODES = (0.0, 1.0, 2.0, 3.0)  # none, selective, super-selective, full
 
@@ -47,18 +50,16 @@ def stages(
     *,
     seq_len: int = 2048,
     n_microbatches: int = 8,
-    framework_bytes: float = 0.0,
+    stack: Stack = EAGER,
 ) -> list[StageBytes]:
     return [
-        stage_bytes(
-            a.dims, p, ADAMW, float(seq_len), float(n_microbatches), float(s), framework_bytes
-        )
+        stage_bytes(a.dims, p, ADAMW, stack, float(seq_len), float(n_microbatches), float(s))
         for s in range(int(p.pp))
     ]
 
 
 def peak(a: Architecture, p: PlanDims, n_microbatches: int = 8) -> float:
-    return peak_bytes(a.dims, p, ADAMW, 2048.0, float(n_microbatches), 0.0)
+    return peak_bytes(a.dims, p, ADAMW, EAGER, 2048.0, float(n_microbatches))
 
 
 # ---------------------------------------------------------------- parameters
@@ -189,7 +190,7 @@ def test_report_31_activations_are_not_divided_by_the_expert_mesh(run: Run, mode
     merged = p._replace(ep=1.0)
     for s in range(run.plan.pp):
         found = [
-            stage_bytes(run.architecture.dims, q, ADAMW, 2048.0, 4.0, float(s), 0.0).activations
+            stage_bytes(run.architecture.dims, q, ADAMW, EAGER, 2048.0, 4.0, float(s)).activations
             for q in (p, merged)
         ]
         assert found[0] == found[1]
@@ -199,7 +200,8 @@ def test_report_31_routed_rows_to_the_byte() -> None:
     """K rows of the residual width in and out, K of each matrix of the unit, for every token."""
     tokens, tp = 1000.0, 2.0
     per_expert = [
-        layer_activation_bytes(moe(top_k=k).dims, dims(tp=tp), tokens, 1.0, 0.0) for k in (1, 2)
+        layer_activation_bytes(moe(top_k=k).dims, dims(tp=tp), EAGER, tokens, 1.0, 0.0)
+        for k in (1, 2)
     ]
     one_more = (tokens / tp) * 2 * (2 * 512 + 3 * 384)
     assert per_expert[1] - per_expert[0] == one_more
@@ -268,7 +270,8 @@ def test_report_63_a_rank_holds_whole_experts() -> None:
 def test_bytes_of_a_parameter(optimizer: str, state: int) -> None:
     """bf16 weight, fp32 gradient, and the optimizer's own state."""
     a = moe()
-    m = stage_bytes(a.dims, dims(), Optimizer(optimizer).dims, 2048.0, 8.0, 0.0, 7.0)
+    stack = EAGER._replace(framework_bytes=7.0)
+    m = stage_bytes(a.dims, dims(), Optimizer(optimizer).dims, stack, 2048.0, 8.0, 0.0)
     n = a.n_total(ParameterConvention.WITH_EMBEDDING)
     assert (m.weights, m.gradients, m.optimizer, m.buffers) == (2 * n, 4 * n, state * n, 7.0)
 
@@ -282,10 +285,10 @@ def test_the_peak_is_the_maximum_over_every_stage(run: Run) -> None:
     a, p, n = run.architecture.dims, run.dims, float(run.model.n_microbatches)
     optimizer, seq_len = run.batch.optimizer.dims, float(run.batch.seq_len)
     every = [
-        stage_total(stage_bytes(a, p, optimizer, seq_len, n, float(s), 2e9))
+        stage_total(stage_bytes(a, p, optimizer, EAGER, seq_len, n, float(s)))
         for s in range(run.plan.pp)
     ]
-    assert peak_bytes(a, p, optimizer, seq_len, n, 2e9) == max(every)
+    assert peak_bytes(a, p, optimizer, EAGER, seq_len, n) == max(every)
 
 
 @given(st.integers(0, 24), st.sampled_from((1, 2, 3)), st.integers(1, 3), st.sampled_from(MODES))
@@ -300,7 +303,7 @@ def test_the_peak_where_dense_layers_reach_beyond_the_first_stage(
 
 
 def test_total_is_the_sum_of_the_buckets() -> None:
-    assert stage_total(StageBytes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)) == 63.0
+    assert stage_total(StageBytes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)) == 255.0
 
 
 @given(runs())
@@ -362,7 +365,7 @@ def test_the_more_is_recomputed_the_less_of_a_layer_is_kept(
 ) -> None:
     for moe_layer in {0.0, float(a.n_experts > 0)}:
         kept = [
-            layer_activation_bytes(a.dims, dims(tp=tp), 1000.0 * thousands, moe_layer, mode)
+            layer_activation_bytes(a.dims, dims(tp=tp), EAGER, 1000.0 * thousands, moe_layer, mode)
             for mode in MODES
         ]
         assert kept == sorted(kept, reverse=True)
@@ -377,7 +380,9 @@ def test_no_mode_keeps_more_than_no_recomputation(run: Run) -> None:
     n, seq_len = float(run.model.n_microbatches), float(run.batch.seq_len)
     for s in range(run.plan.pp):
         kept = [
-            stage_bytes(a, p._replace(recompute=mode), ADAMW, seq_len, n, float(s), 0.0).activations
+            stage_bytes(
+                a, p._replace(recompute=mode), ADAMW, EAGER, seq_len, n, float(s)
+            ).activations
             for mode in MODES
         ]
         assert kept[0] >= kept[1] >= kept[2]
@@ -389,7 +394,9 @@ def test_full_recomputation_replays_the_layer_that_needs_most() -> None:
     a = moe(n_layers=2, d_ff=40000)
     p = dims(recompute=3)
     (stage,) = stages(a, p)
-    replayed = max(layer_activation_bytes(a.dims, p, 2048.0, kind, 0.0) for kind in (0.0, 1.0))
+    replayed = max(
+        layer_activation_bytes(a.dims, p, EAGER, 2048.0, kind, 0.0) for kind in (0.0, 1.0)
+    )
     assert stage.activations >= replayed
 
 
@@ -403,9 +410,9 @@ def test_activations_are_those_of_the_microbatches_in_flight(run: Run) -> None:
     for s in range(run.plan.pp):
         n_dense = dense_layers_of_stage(a.dims, p, float(s))
         n_moe = a.n_layers / run.plan.pp - n_dense
-        one = n_dense * layer_activation_bytes(a.dims, p, tokens, 0.0, 0.0)
-        one += n_moe * layer_activation_bytes(a.dims, p, tokens, 1.0, 0.0) if n_moe else 0.0
-        held = stage_bytes(a.dims, p, ADAMW, seq_len, float(n), float(s), 0.0).activations
+        one = n_dense * layer_activation_bytes(a.dims, p, EAGER, tokens, 0.0, 0.0)
+        one += n_moe * layer_activation_bytes(a.dims, p, EAGER, tokens, 1.0, 0.0) if n_moe else 0.0
+        held = stage_bytes(a.dims, p, ADAMW, EAGER, seq_len, float(n), float(s)).activations
         assert 0 < held / one <= n * (1 + 1e-12)
         if run.plan.vpp == 1:
             assert held / one == pytest.approx(min(run.plan.pp - s, n))
