@@ -35,10 +35,8 @@ class Stack(NamedTuple):
     reserve_share: float  # of what is allocated, that the allocator holds besides [-]
     gradient_memory_bytes: float  # of each resident gradient [B]
     logit_bytes: float  # of each logit, copies and gradients of cross-entropy included [B]
-    hidden_copies: (
-        float  # tensors of the residual width that a layer keeps beside those counted [-]
-    )
-    unit_copies: float  # the same, of the width of the gated unit [-]
+    hidden_copies: float  # tensors of the residual width that a layer keeps besides [-]
+    unit_copies: float  # tensors of the gated unit's width that it keeps besides [-]
     gathered_inputs: float  # 1: inputs that TP gathers are kept; 0: they are gathered again [-]
     working_widths: float  # tensors of the unit's width in the backward pass of a layer [-]
     wgrad_bytes: float  # of each weight of a layer and of the head, beside the main gradients [B]
