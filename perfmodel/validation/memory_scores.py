@@ -21,10 +21,12 @@ from perfmodel.memory import stage_total
 from perfmodel.stack import Stack
 from perfmodel.validation.memory_runs import (
     MemoryCase,
+    measured_runs,
     nanotron_cases,
     predicted_bytes,
     published_cases,
     stages_of_case,
+    why_not,
 )
 
 __all__ = [
@@ -101,6 +103,7 @@ class MemoryScores(Frozen):
     peaks: tuple[PeakScore, ...]
     labels: tuple[LabelScore, ...]
     sweep: SweepScore
+    left_out: dict[str, str]  # runs that are not compared, each with its reason
 
 
 @cache
@@ -206,6 +209,11 @@ def memory_scores(nanotron: Path | None = None, date: str = "") -> MemoryScores:
         peaks=_peaks(rows, lambda row: f"{row.stack}, {row.peak}"),
         labels=tuple(_labels([c for c in cases if c.stack == name], name) for name in sources),
         sweep=shipped_sweep() if nanotron is None else sweep_score(nanotron, date),
+        left_out={
+            f"row {run.row}, {run.model}": reason
+            for run in measured_runs()
+            if (reason := why_not(run)) is not None
+        },
     )
 
 
