@@ -286,7 +286,7 @@ def render_step(step: StepEstimate) -> RenderableType:
                 ("by stage", f"{stages}{more} GB"),
                 (
                     f"stage {step.heaviest_stage}",
-                    ", ".join(f"{name} {value / 1e9:.1f}" for name, value in buckets.items())
+                    ", ".join(f"{name} {b / 1e9:.1f}" for name, b in buckets.items() if b > 0.0)
                     + " GB",
                 ),
             ]
