@@ -28,7 +28,13 @@ _SC21 = {
 }
 
 # Sources that state no micro-batch; their replicas work on few sequences a step, or long ones.
-_ONE_SEQUENCE = ("MegaScale", "MoE Parallel Folding", "Llama 3 Herd", "NeMo docs long-sequence")
+_ONE_SEQUENCE = (
+    "MegaScale",
+    "MoE Parallel Folding",
+    "Llama 3 Herd",
+    "NeMo docs long-sequence",
+    "Megatron-MoE-ModelZoo",
+)
 
 # Sources that print every degree they use, so that an empty cell of these degrees means 1.
 _COMPLETE = ("TorchTitan",)

@@ -29,7 +29,7 @@ COUNTS = {
     "Megatron-Bridge perf summary": (156, 28),
     "Megatron-Bridge skills": (14, 4),
     "Megatron-LM dev": (11, 5),
-    "Megatron-MoE-ModelZoo": (5, 9),
+    "Megatron-MoE-ModelZoo": (10, 4),
     "NeMo Automodel": (4, 7),
     "NeMo docs v2.0.0": (12, 2),
     "NeMo docs v2.1.0": (8, 3),
