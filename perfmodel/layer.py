@@ -71,6 +71,7 @@ class LayerCost(NamedTuple):
     launch_backward: float  # the same, backward [s]
     head: float  # head and cross-entropy, and for each prediction layer once more and `joined` [s]
     joined: float  # projection from 2d to d of one prediction layer, forward and backward [s]
+    score_byte: float  # to move one byte of every attention score of a layer [s/B]
 
 
 @formula
@@ -235,6 +236,16 @@ def dispatch_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: 
 
 
 @formula
+def score_byte_time(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> float:
+    """Time to move one byte of every score of a layer's attention, full square of each head [s/B].
+
+    For stacks that write the scores to memory: products, mask and softmax, dropout.
+    """
+    scores = p.micro_batch * a.n_heads / (p.tp * p.cp) * seq_len * seq_len
+    return scores / (hw.device.memory_bw * hw.elementwise.bw_eff)
+
+
+@formula
 def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> LayerCost:
     """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
     tokens = p.micro_batch * seq_len / p.cp
@@ -269,4 +280,5 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
         launch_backward=launch_backward,
         head=head,
         joined=joined,
+        score_byte=score_byte_time(a, hw, seq_len, p),
     )

@@ -23,6 +23,7 @@ class Stack(NamedTuple):
     dp_hidden: float  # share of gradient and weight exchange behind compute [-]
     pp_hidden: float  # share of a microbatch's hand-offs behind compute [-]
     a2a_hidden: float  # share of the expert all-to-all behind compute [-]
+    score_bytes: float  # moved for each attention score, forward; 0 where attention is fused [B]
     launch_share: float  # of grouped products' launches: 1 one an expert, 0 fused or captured [-]
     forward_share: float  # of A: one forward pass [-]
     backward_share: float  # of A: one backward pass [-]

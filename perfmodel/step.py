@@ -15,14 +15,13 @@ from perfmodel.iteration import (
     PipelineTime,
     StageTime,
     SynchronisationTime,
-    exposed,
     exposed_exchange,
+    layer_times,
     mode_totals,
     pipeline_time,
     step_total,
     synchronisation_time,
     time_of_content,
-    with_replay,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
@@ -215,9 +214,8 @@ class StepModel:
         dense, moe = self.contents[self.pace_stage].dense, self.contents[self.pace_stage].moe
         replay, up = replay_of(self.dims.recompute), latent_up_share(self.architecture.dims)
         stack, cost = self.profile.stack(), self.cost
-        per_moe = with_replay(cost.moe_forward, cost.moe_backward, replay, 1.0, up)
-        per_dense = with_replay(cost.dense_forward, cost.dense_backward, replay, 0.0, up)
-        per_moe, per_dense = exposed(per_moe, stack), exposed(per_dense, stack)
+        per_moe = layer_times(cost, stack, replay, 1.0, up)
+        per_dense = layer_times(cost, stack, replay, 0.0, up)
         parts = {
             f"compute_{name}": n * (moe * per_moe[i] + dense * per_dense[i])
             for i, name in enumerate(OperatorTimes._fields)
