@@ -135,7 +135,7 @@ def layer_times(
     scores = stack.score_bytes * cost.score_byte * (3.0 + replay.core)
     return OperatorTimes(
         attention_linear=k * t.attention_linear,
-        attention_core=k * (t.attention_core + scores),
+        attention_core=k * (stack.attention_scale * t.attention_core + scores),
         elementwise=k * t.elementwise,
         router=k * t.router,
         permutation=k * t.permutation,
@@ -173,11 +173,13 @@ def mode_totals(cost: LayerCost, a: ArchitectureDims, stack: Stack, mode: float)
     moe = layer_times(cost, stack, replay, 1.0, up)
     dense = layer_times(cost, stack, replay, 0.0, up)
     launches = cost.launch_forward * (1.0 + again) + cost.launch_backward
+    once = stack.copies_once
+    dispatch = (1.0 - once) * cost.dispatch + once * cost.dispatch_once
     return ModeTotals(
         moe_device=total(moe),
         dense_device=total(dense),
         launches=stack.launch_share * launches,
-        dispatch=cost.dispatch * (4.0 + 2.0 * again),
+        dispatch=dispatch * (4.0 + 2.0 * again),
         host_share=stack.forward_share * (1.0 + host_replay(stack, replay)) + stack.backward_share,
         forward_share=0.25 if mode == 3.0 else 1.0 / 3.0,
         head=stack.device_scale * cost.head,

@@ -19,7 +19,7 @@ from perfmodel.attention import (
     linear_time,
     tensor_parallel_time,
 )
-from perfmodel.collectives import all_to_all_time, ring_time
+from perfmodel.collectives import all_to_all_once_time, all_to_all_time, ring_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
@@ -67,6 +67,7 @@ class LayerCost(NamedTuple):
     dense_forward: OperatorTimes
     dense_backward: OperatorTimes
     dispatch: float  # one expert all-to-all (and all-gather over ETP) [s]
+    dispatch_once: float  # the same, where a token goes once to each node [s]
     launch_forward: float  # host time of the two grouped products, forward [s]
     launch_backward: float  # the same, backward [s]
     head: float  # head and cross-entropy, and for each prediction layer once more and `joined` [s]
@@ -236,6 +237,19 @@ def dispatch_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: 
 
 
 @formula
+def dispatch_once_time(
+    a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: float
+) -> float:
+    """:func:`dispatch_time` where each token goes once to each node that has experts of it [s]."""
+    token_bytes = p.load * local_tokens * BF16_BYTES * a.d_model
+    gathered = p.etp * a.top_k * token_bytes
+    node = hw.fabric.devices_per_node
+    return all_to_all_once_time(hw.fabric, p.ep, p.etp, token_bytes, a.top_k) + ring_time(
+        hw.fabric.all_gather, node, p.etp, 1.0, gathered
+    )
+
+
+@formula
 def score_byte_time(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> float:
     """Time to move one byte of every score of a layer's attention, full square of each head [s/B].
 
@@ -255,12 +269,14 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
     moe_forward = NO_TIME
     moe_backward = NO_TIME
     dispatch = 0.0
+    dispatch_once = 0.0
     launch_forward = 0.0
     launch_backward = 0.0
     if a.n_experts > 0.0:
         moe_forward = moe_layer_times(a, hw, forward, p, tokens, 0.0)
         moe_backward = moe_layer_times(a, hw, backward, p, tokens, 1.0)
         dispatch = dispatch_time(a, hw, p, tokens / sequence_shards(p))
+        dispatch_once = dispatch_once_time(a, hw, p, tokens / sequence_shards(p))
         launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / p.ep)
         launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / p.ep)
     head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
@@ -276,6 +292,7 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
         dense_forward=dense_layer_times(a, hw, forward, p, tokens, 0.0),
         dense_backward=dense_layer_times(a, hw, backward, p, tokens, 1.0),
         dispatch=dispatch,
+        dispatch_once=dispatch_once,
         launch_forward=launch_forward,
         launch_backward=launch_backward,
         head=head,
