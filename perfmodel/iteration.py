@@ -210,6 +210,7 @@ def update_time(
     replicas = p.dp * p.cp
     edp = p.tp * replicas / (p.etp * p.ep)
     traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if optimizer.matrix_iterations > 0.0:
         flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas

@@ -11,6 +11,7 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
 from perfmodel.frozen import Frozen
+from perfmodel.hardware import Hardware
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
@@ -135,12 +136,17 @@ class StepModel:
         return self.batch.global_batch // (self.plan.dp * self.plan.micro_batch)
 
     @cached_property
+    def hardware(self) -> Hardware:
+        """The machine's constants in the precision of the batch."""
+        return self.cluster.constants_for(self.batch.precision)
+
+    @cached_property
     def cost(self) -> LayerCost:
         """Costs of a layer; they depend on the hardware and not on the stack."""
         p = self.dims
         return layer_cost(
             self.architecture.dims,
-            self.cluster.constants,
+            self.hardware,
             float(self.batch.seq_len),
             p.micro_batch,
             p.tp,
@@ -177,7 +183,7 @@ class StepModel:
     @cached_property
     def synchronisation(self) -> SynchronisationTime:
         """The part of the step outside the pipeline's stages [s]."""
-        a, p, hw = self.architecture.dims, self.dims, self.cluster.constants
+        a, p, hw = self.architecture.dims, self.dims, self.hardware
         stack, optimizer = self.profile.stack(), self.batch.optimizer.dims
         seq_len = float(self.batch.seq_len)
         if self.layout is None:
@@ -242,7 +248,7 @@ class StepModel:
 
     def sources(self) -> dict[str, Source]:
         """Return what each part of the breakdown, and each headline number, rests on."""
-        pack = self.cluster.pack
+        pack, precision = self.cluster.pack, self.batch.precision
         # The fitted runs recompute in full: other modes split A by assumed shares.
         host = [constant.source for constant in self.profile.constants.values()]
         if self.plan.recompute is not Recompute.FULL:
@@ -253,7 +259,7 @@ class StepModel:
         exchange = pack.source("all_to_all")
         elementwise = pack.source("elementwise")
         parts = {
-            "compute_attention_linear": pack.source("gemm"),
+            "compute_attention_linear": pack.source("gemm", precision),
             "compute_attention_core": weakest(
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
@@ -261,10 +267,13 @@ class StepModel:
             "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
-                [pack.source("grouped_forward"), pack.source("grouped_backward")]
+                [
+                    pack.source("grouped_forward", precision),
+                    pack.source("grouped_backward", precision),
+                ]
             ),
             "compute_activation": elementwise,
-            "compute_dense_ffn": pack.source("gemm"),
+            "compute_dense_ffn": pack.source("gemm", precision),
             "compute_tensor_parallel": ring,
             "compute_context_parallel": weakest([exchange, Source.ASSUMED]),
             "compute_gradient": weakest([elementwise, Source.ASSUMED]),
