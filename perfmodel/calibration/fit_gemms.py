@@ -186,8 +186,9 @@ def fp8_rows(tables: Tables) -> Table:
 
 def has_fp8(tables: Tables, device: Device) -> bool:
     """Whether the tables and the datasheet have what an fp8 surface needs."""
-    words = tables.load(GEMM).words("dtype")
-    return device.peak_flops_fp8 is not None and "fp8" in words
+    if device.peak_flops_fp8 is None or "fp8" not in tables.load(GEMM).words("dtype"):
+        return False
+    return len(fp8_rows(tables)) > 0
 
 
 def device_alone(tables: Tables, rates: DeviceRates, surface: GemmSurface) -> Fit:
