@@ -40,6 +40,8 @@ FP8_BYTES = 1.0
 CAST_BYTES = 3.0  # a timed fp8 call reads each operand in bf16 and writes it in fp8 [B]
 CAST_EFFICIENCY = 0.92  # of the memory bandwidth: what elementwise kernels of p6-b200 reach [-]
 
+LARGE = "more than 1e12 FLOP, m, n and k of at least 512"
+
 SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and nothing else
 
 
@@ -108,7 +110,8 @@ class Fp8GemmFit:
 
     A timed call quantises both operands and multiplies them, while the host issues all of it:
     wall = max(launch, lead + cast + rooflines). ``lead_s`` is the host's part before the device
-    starts, a nuisance of timing one call alone. The cast is not part of the surface.
+    starts, a nuisance of timing one call alone. The cast is not part of the surface. ``mn_half``
+    is 0: where it would count, the launch hides the device.
     """
 
     surface: str = GEMM_FP8
@@ -126,33 +129,27 @@ class Fp8GemmFit:
             "flop_eff": EFFICIENCY,
             "bw_eff": EFFICIENCY,
             "k_half": Bound(200.0, 0.1, 1e4),
-            "mn_half": Bound(1e5, 1.0, 1e8),
             "droop": Bound(0.05, 1e-5, 1.0),
             "norm": Bound(3.0, 1.0, 12.0),
         }
 
         def wall(p: Parameters) -> FloatArray:
             constants = {name: value for name, value in p.items() if name != "lead_s"}
-            s = GemmSurface(floor_s=0.0, operand_bytes=FP8_BYTES, **constants)
+            s = GemmSurface(floor_s=0.0, mn_half=0.0, operand_bytes=FP8_BYTES, **constants)
             busy = evaluate(partial(gemm_time, rates, s), m, n, k)
             return np.maximum(s.launch_s, p["lead_s"] + cast + busy)
 
-        regression = Regression(
-            bounds,
-            wall,
-            table["time_ms_med"] * 1e-3,
-            isin(k, 4096) | isin(n, 2048) | isin(m, 8192),
-            "all rows with k = 4096, n = 2048 or m = 8192",
-        )
-        fit = regression.solve()
-        errors = regression.relative_errors(fit.params)
+        held_out = isin(k, 4096) | isin(n, 2048) | isin(m, 8192)
+        text = "all rows with k = 4096, n = 2048 or m = 8192"
+        fit = Regression(bounds, wall, table["time_ms_med"] * 1e-3, held_out, text).solve()
         large = (2.0 * m * n * k > 1e12) & (np.minimum(np.minimum(m, n), k) >= 512.0)
         regimes = {}
         if large.any():
-            seen = Fit({}, errors[large], np.array([]), "none")
-            regimes["more than 1e12 FLOP, m, n and k of at least 512"] = seen.errors
+            outside = fit.outside[large[held_out]] if len(fit.outside) else fit.outside
+            part = Fit({}, fit.inside[large], outside, text)
+            regimes[f"fitted rows of {LARGE}"] = part.errors
         floor_s, floor_tables, borrowed = floor_of(self.floor_s, tables)
-        params = {**fit.params, "floor_s": floor_s}
+        params = {**fit.params, "floor_s": floor_s, "mn_half": 0.0}
         return Evidence(
             self.surface,
             (GEMM, *floor_tables),
