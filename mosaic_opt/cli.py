@@ -41,6 +41,9 @@ ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-
 GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
 Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
+PrecisionName = Annotated[
+    str, typer.Option("--precision", help="bf16, fp8, fp8-block, mxfp8 or nvfp4.")
+]
 StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
 Convention = Annotated[
     str,
@@ -77,15 +80,21 @@ def _check_target(json_to: str | None) -> None:
 
 
 def _case(
-    model: str, plan: str, cluster: str, global_batch: int, seq: int, optimizer: str
+    model: str,
+    plan: str,
+    cluster: str,
+    global_batch: int,
+    seq: int,
+    optimizer: str,
+    precision: str,
 ) -> tuple[Architecture, Plan, Cluster, Batch]:
     """Read the arguments that `step` and `check` share."""
     from perfmodel.cluster import Batch, Cluster
 
     machines = Cluster.parse(cluster)
-    batch = _validated(
-        Batch, {"global_batch": global_batch, "seq_len": seq, "optimizer": optimizer}
-    )
+    fields = {"global_batch": global_batch, "seq_len": seq}
+    batch = _validated(Batch, {**fields, "optimizer": optimizer, "precision": precision})
+    machines.constants_for(batch.precision)  # a rate that the device lacks is said here
     return _model(model), _plan(plan, machines.n_devices), machines, batch
 
 
@@ -179,6 +188,7 @@ def step(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     stack: StackName = "megatron-eager",
     mfu_convention: Convention = "6n-nonembedding",
     json_to: Json = None,
@@ -196,7 +206,7 @@ def step(
             f"--mfu-convention {mfu_convention!r} must be one of {', '.join(conventions)}."
         )
     architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer
+        model, plan, cluster, global_batch, seq, optimizer, precision
     )
     try:
         result = estimate(
@@ -222,6 +232,7 @@ def check(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     json_to: Json = None,
 ) -> None:
     """Say whether a plan is legal, or name every rule that it breaks."""
@@ -229,7 +240,7 @@ def check(
     from perfmodel.step import check as broken_rules
 
     architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer
+        model, plan, cluster, global_batch, seq, optimizer, precision
     )
     violations = broken_rules(architecture, layout, machines, batch)
     _emit(lambda: render_violations(violations), lambda: _check_json(violations), json_to)

@@ -137,7 +137,7 @@ class Problem:
             self.architectures[index],
             self._matrix,
             rows,
-            hardware=envelope.cluster.constants,
+            hardware=envelope.cluster.constants_for(envelope.batch.precision),
             stack=self.profile.stack(),
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,

@@ -110,7 +110,7 @@ def all_to_all_time(fabric: Fabric, size: float, stride: float, volume: float) -
 
 @formula
 def distinct(groups: float, copies: float) -> float:
-    """Count the groups expected to hold at least one of ``copies`` balanced independent choices [-]."""
+    """Count the groups expected to hold one or more of ``copies`` independent choices [-]."""
     return groups * float(1.0 - (1.0 - 1.0 / groups) ** copies)
 
 

@@ -337,6 +337,7 @@ def update_time(
     expert = expert_parameters(a, p, c)
     replicas, edp = state_shards(p)
     traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if optimizer.matrix_iterations > 0.0:
         flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas
