@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
 from perfmodel.architecture import Architecture
-from perfmodel.batch import plan_matrix, price
+from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, legal_mask
 from perfmodel.rules import violations
 from perfmodel.step import StepEstimate, StepModel, estimate
@@ -95,6 +96,14 @@ class Problem:
         return plan_matrix(self.table)
 
     @cached_property
+    def _alike(self) -> PlanDims:
+        return alike_of(self.table)
+
+    @cached_property
+    def _loads(self) -> NDArray[np.float64]:
+        return loads_of(self.table, self.envelope.batch.routing)
+
+    @cached_property
     def _refused(self) -> NDArray[np.bool_]:
         """Rows that ask for an all-to-all over more ranks than the pack answers for."""
         if self.envelope.extrapolation == "flag":
@@ -133,6 +142,8 @@ class Problem:
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,
             global_batch=envelope.batch.global_batch,
+            alike=self._alike,
+            loads=self._loads,
         )
 
     def reprice(self, index: int, plan: Plan) -> StepEstimate:

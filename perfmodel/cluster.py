@@ -17,6 +17,7 @@ from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.memory import OptimizerDims
 from perfmodel.precision import Precision
+from perfmodel.routing import Routing
 
 MAX_NODES = 2**17
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES, strict=True)]
@@ -184,6 +185,8 @@ class Batch(Frozen):
         Tokens in a sequence, T_seq.
     optimizer : Optimizer
         AdamW unless given.
+    routing : Routing
+        How tokens fall on experts; evenly and without a capacity unless given.
     precision : Precision
         Number format of the products of linear layers and experts: bf16 unless given.
     """
@@ -191,6 +194,7 @@ class Batch(Frozen):
     global_batch: Count
     seq_len: Count
     optimizer: Optimizer = Optimizer.ADAMW
+    routing: Routing = Routing()
     precision: Precision = Precision.BF16
 
     @property
