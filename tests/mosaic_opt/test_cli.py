@@ -297,12 +297,18 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--seq": "99999999999999999999"}, "seq_len="),
         ({"--optimizer": "sgd"}, "optimizer='sgd'"),
         ({"--precision": "fp6"}, "precision='fp6'"),
-        ({"--precision": "nvfp4", "--cluster": "h100:2"}, "precision=nvfp4 has no rate on H100"),
     ],
     ids=lambda v: " ".join(*v.items()) if isinstance(v, dict) else "",
 )
 def test_bad_case_is_two(mosaic: Mosaic, command: str, options: dict[str, str], said: str) -> None:
     assert_refused(mosaic(command, *changed(CASE, **options)), said)
+
+
+@pytest.mark.parametrize("command", ["step", "check"])
+def test_a_precision_that_the_device_lacks_is_two(mosaic: Mosaic, command: str) -> None:
+    case = changed(CASE, **{"--cluster": "h100:2"})
+    said = "precision=nvfp4 has no rate on H100-SXM5-80GB; it has bf16, fp8, fp8-block."
+    assert_refused(mosaic(command, *case, "--precision", "nvfp4"), said)
 
 
 def test_step_refuses_unknown_stack_and_convention(mosaic: Mosaic) -> None:
