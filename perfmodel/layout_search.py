@@ -8,7 +8,7 @@ the step times of the near-ties, so that only the columns of the space grow with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.plan import Plan, PlanSpace, PlanTable, legal_mask
+from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.rules import violations
 from perfmodel.sources import Source
 from perfmodel.stack import Stack
@@ -265,7 +266,7 @@ def search_layouts(
         fit=found.fit,
     )
     limit_s = (1.0 + tolerance) * min(found.best.step_s, default=0.0)
-    leanest = _NONE if found.fit else found.leanest
+    leanest = NO_ROWS if found.fit else found.leanest
     shown = np.unique(np.concatenate([found.best.rows, found.front.rows, leanest.rows]))
     listed = case.listed(table, shown, limit_s, pairs, seed)
     status, reason = _verdict(case, table, run, counts, leanest, cap)
@@ -293,48 +294,14 @@ def search_layouts(
     )
 
 
-# ---------------------------------------------------------------- what is kept between blocks
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a table and what they cost; arrays of one length."""
-
-    rows: NDArray[np.int64]
-    step_s: NDArray[np.float64]
-    memory: NDArray[np.float64]
-
-    def with_(self, other: Self) -> Self:
-        return type(self)(
-            np.concatenate([self.rows, other.rows]),
-            np.concatenate([self.step_s, other.step_s]),
-            np.concatenate([self.memory, other.memory]),
-        )
-
-    def take(self, kept: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
-        return type(self)(self.rows[kept], self.step_s[kept], self.memory[kept])
-
-    def shortest(self, top: int) -> Self:
-        return self.take(np.lexsort((self.rows, self.memory, self.step_s))[:top])
-
-    def lightest(self, top: int) -> Self:
-        return self.take(np.lexsort((self.rows, self.step_s, self.memory))[:top])
-
-    def front(self) -> Self:
-        """Keep what no other row beats or equals in both; of equals the first."""
-        ordered = self.lightest(len(self.rows))
-        before = np.minimum.accumulate(np.concatenate([[np.inf], ordered.step_s[:-1]]))
-        return ordered.take(ordered.step_s < before[: len(ordered.rows)])
-
-
-_NONE = _Rows(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
+# ---------------------------------------------------------------- pricing
 
 
 @dataclass(frozen=True)
 class _Found:
-    best: _Rows
-    leanest: _Rows
-    front: _Rows
+    best: PricedRows
+    leanest: PricedRows
+    front: PricedRows
     close_s: NDArray[np.float64]  # step times of the near-ties
     fit: int
 
@@ -347,7 +314,7 @@ class _Case:
     profile: StackProfile
     mfu_convention: MfuConvention
 
-    def price(self, table: PlanTable, rows: NDArray[np.int64], stack: Stack) -> _Rows:
+    def price(self, table: PlanTable, rows: NDArray[np.int64], stack: Stack) -> PricedRows:
         """Price some rows of a table, ascending."""
         step_s, memory = price(
             self.architecture,
@@ -359,7 +326,7 @@ class _Case:
             seq_len=self.batch.seq_len,
             global_batch=self.batch.global_batch,
         )
-        return _Rows(rows, step_s, memory)
+        return PricedRows(rows, step_s, memory)
 
     def listed(
         self, table: PlanTable, rows: NDArray[np.int64], limit_s: float, pairs: int, seed: int
@@ -409,15 +376,15 @@ def _price_all(
     tolerance: float,
 ) -> _Found:
     """Price the rows in blocks, and keep what the answer needs of each."""
-    best, leanest, front, close_s, fit = _NONE, _NONE, _NONE, np.empty(0), 0
+    best, leanest, front, close_s, fit = NO_ROWS, NO_ROWS, NO_ROWS, np.empty(0), 0
     stack = case.profile.stack()
     for start in range(0, len(rows), BLOCK):
         block = case.price(table, rows[start : start + BLOCK], stack)
         fitting = block.take(block.memory <= cap)
         fit += len(fitting.rows)
-        best = best.with_(fitting).shortest(top)
-        leanest = leanest.with_(block.lightest(top)).lightest(top)
-        front = front.with_(block.front()).front()
+        best = best.joined(fitting).shortest(top)
+        leanest = leanest.joined(block.lightest(top)).lightest(top)
+        front = front.joined(block.front()).front()
         close_s = np.concatenate([close_s, fitting.step_s])
         close_s = close_s[close_s <= (1.0 + tolerance) * close_s.min(initial=np.inf)]
     return _Found(best, leanest, front, close_s, fit)
@@ -445,7 +412,7 @@ def _verdict(
     table: PlanTable,
     run: tuple[int, int, int],
     counts: LayoutCounts,
-    leanest: _Rows,
+    leanest: PricedRows,
     cap: float,
 ) -> tuple[Literal["found", "nothing_fits", "nothing_measured", "nothing_legal"], str]:
     if counts.fit:
