@@ -13,7 +13,7 @@ and adds, one by one, what the model of the step adds, until it has reached the 
     context_parallel   n mean(exchanges of context parallelism)
     imbalance          n (device work of the pace stage) - n mean(device work)
     host_dispatch      n max(0, host - device) of the pace stage
-    jitter             n (what the wait for the slowest rank adds to it)
+    jitter             n max(0, min(jitter, host + jitter - device)) of the pace stage
     all_to_all         n (expert all-to-all of the pace stage)
     bubble, pipeline_depth, hand_off, data_parallel, optimizer: as in the breakdown of a step
 
@@ -238,13 +238,13 @@ def _waterfall(
     model: StepModel, step: StepEstimate, peak_s: float, work: dict[str, float]
 ) -> tuple[Loss, ...]:
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
-    device, exposed = pace.device + pace.head, max(0.0, pace.host - pace.device - pace.head)
+    device = pace.device + pace.head
     times = {
         "peak": peak_s,
         **work,
         "imbalance": n * device - fsum(work.values()),
-        "host_dispatch": n * exposed,
-        "jitter": n * (max(0.0, pace.host + pace.jitter - device) - exposed),
+        "host_dispatch": n * max(0.0, pace.host - device),
+        "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - device)),
         "all_to_all": n * pace.dispatch,
         "bubble": model.pipeline.bubble,
         "pipeline_depth": model.pipeline.pipeline_depth,

@@ -48,7 +48,7 @@ class PricedRows:
         return self.take(np.lexsort((self.rows, self.memory, self.step_s))[:top])
 
     def lightest(self, top: int) -> Self:
-        """Return the least memory in order; of equals the shorter step first, then the lower row."""
+        """Return the least memory in order; of equals the shorter step, then the lower row."""
         return self.take(np.lexsort((self.rows, self.step_s, self.memory))[:top])
 
     def front(self) -> Self:
