@@ -264,6 +264,7 @@ def search_plans(
         str, typer.Option(help="Layouts beyond the measured all-to-all: refuse or flag.")
     ] = "refuse",
     top: Annotated[int, typer.Option(help="Layouts to list.")] = 10,
+    workers: Annotated[int | None, typer.Option(help="Threads; all cores unless given.")] = None,
     mfu_convention: Convention = "megatron",
     json_to: Json = None,
 ) -> None:
@@ -302,6 +303,7 @@ def search_plans(
         top=top,
         extrapolation="flag" if extrapolation == "flag" else "refuse",
         mfu_convention=convention,
+        workers=workers,
     )
     _emit(lambda: render_layouts(found), lambda: found.model_dump_json(indent=2), json_to)
     if not found.layouts:

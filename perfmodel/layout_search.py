@@ -7,6 +7,10 @@ the step times of the near-ties, so that only the columns of the space grow with
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,15 +22,13 @@ from perfmodel.batch import plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
-from perfmodel.frozen import Frozen
-from perfmodel.plan import Plan, PlanSpace, PlanTable, legal_mask
+from perfmodel.layout_records import LayoutCounts, LayoutSearch, PricedLayout
+from perfmodel.plan import PlanSpace, PlanTable, legal_mask
 from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.rules import violations
-from perfmodel.sources import Source
 from perfmodel.stack import Stack
 from perfmodel.step import DEFAULT_STACK, StepModel, estimate
 from perfmodel.uncertainty import (
-    Interval,
     draw_stacks,
     residual_error,
     scaled,
@@ -42,143 +44,16 @@ __all__ = [
     "search_layouts",
 ]
 
-BLOCK = 65_536
-"""Layouts that are priced at once."""
+BLOCK = 8_192
+"""Layouts that a thread prices at once."""
 
 CP_TOKENS = 4096
 """The fewest tokens of a sequence on one rank for which context parallelism is tried."""
 
-MAX_TOP = 10_000
-"""The most layouts that make sense to list."""
+MOST = 10_000
+"""The most layouts to list, pairs of draws, and threads, that make sense."""
 
 _SAMPLE = 200
-
-
-class PricedLayout(Frozen):
-    """One layout with its price; the numbers are those of :func:`perfmodel.estimate`.
-
-    Attributes
-    ----------
-    plan : Plan
-        The layout.
-    step_time_s : float
-        Time of one optimizer step [s].
-    tokens_per_s_per_device, tflops_per_device, mfu : Interval
-        Throughput of a device [token/s], [1e12 FLOP/s], [-], the last two under the search's
-        `mfu_convention`; see `LayoutSearch` for what the interval is and is not.
-    interval_error : str
-        Which left-out error of the stack profile is in the interval
-        (:func:`perfmodel.uncertainty.residual_error`).
-    memory_bytes : float
-        Memory of a device of the heaviest stage, which is `heaviest_stage` [B].
-    shortfall_bytes : float
-        What it needs more than the device has; 0 where it fits [B].
-    fits : bool
-        Whether it fits.
-    near_tie : bool
-        Fits, and its step is so little longer than the shortest that the model cannot tell them
-        apart (`LayoutSearch.near_tie_tolerance`).
-    sources : dict
-        What the headline numbers rest on.
-    flags : tuple of str
-        Every value outside the range that a surface or the stack was fitted on.
-    """
-
-    plan: Plan
-    step_time_s: float
-    tokens_per_s_per_device: Interval
-    tflops_per_device: Interval
-    mfu: Interval
-    interval_error: str
-    memory_bytes: float
-    heaviest_stage: int
-    shortfall_bytes: float
-    fits: bool
-    near_tie: bool
-    sources: dict[str, Source]
-    flags: tuple[str, ...]
-
-
-class LayoutCounts(Frozen):
-    """How the layouts of a space fared.
-
-    Attributes
-    ----------
-    enumerated : int
-        Layouts of the space that the cluster and the batch allow.
-    legal : int
-        Of these, legal for the architecture.
-    refused : int
-        Of the legal, need an all-to-all over more ranks than was measured; not priced.
-    priced : int
-        The legal ones that were not refused.
-    fit : int
-        Of the priced, fit the memory of a device.
-    """
-
-    enumerated: int
-    legal: int
-    refused: int
-    priced: int
-    fit: int
-
-
-class LayoutSearch(Frozen):
-    """The layouts of one architecture with the shortest steps.
-
-    An interval holds 5% to 95% of seeded draws of the stack's fitted constants, each within its
-    own interval, times an error of what the model misses, as large as the profile's error on runs
-    left out of its fit (:mod:`perfmodel.uncertainty`). It is not a statement about runs unlike
-    any that the profile has seen, beyond the error of the sweeps left out; errors of kernel
-    surfaces, of assumed constants and of the memory model are in it only as far as they are in
-    those errors; and it says nothing of the difference between two layouts, which share most of
-    their error.
-
-    Attributes
-    ----------
-    status : str
-        ``found``; or ``nothing_fits``, ``nothing_measured`` (every legal layout was refused),
-        ``nothing_legal``.
-    reason : str
-        Where nothing was found: one sentence that says why.
-    layouts : tuple of PricedLayout
-        The shortest steps of those that fit, shortest first; of equals the one with less memory,
-        then the first of the enumeration.
-    near_ties : int
-        Layouts that fit whose step is at most ``1 + near_tie_tolerance`` times the shortest,
-        itself included.
-    near_tie_tolerance : float
-        The profile's error on a run left out of its fit [-].
-    pareto_front : tuple of PricedLayout
-        Of all that were priced, fitting or not: those that no other beats in both throughput and
-        memory, least memory first. Of equals the first of the enumeration.
-    leanest : tuple of PricedLayout
-        Where nothing fits: the layouts with the least memory, least first.
-    counts : LayoutCounts
-        How many there were.
-    """
-
-    schema_version: Literal[1] = 1
-    status: Literal["found", "nothing_fits", "nothing_measured", "nothing_legal"]
-    reason: str
-    layouts: tuple[PricedLayout, ...]
-    near_ties: int
-    near_tie_tolerance: float
-    pareto_front: tuple[PricedLayout, ...]
-    leanest: tuple[PricedLayout, ...]
-    counts: LayoutCounts
-    architecture: dict[str, object]
-    batch: Batch
-    cluster: Cluster
-    n_devices: int
-    device_memory_bytes: float
-    space: PlanSpace
-    extrapolation: Literal["refuse", "flag"]
-    mfu_convention: MfuConvention
-    stack: str
-    hardware: str
-    draws: int
-    seed: int
 
 
 def layout_space(cluster: Cluster, batch: Batch, **given: object) -> PlanSpace:
@@ -215,6 +90,7 @@ def search_layouts(
     mfu_convention: MfuConvention = MfuConvention.MEGATRON,
     pairs: int = 128,
     seed: int = 2608,
+    workers: int | None = None,
 ) -> LayoutSearch:
     """Price every legal layout of a space and return the shortest steps that fit.
 
@@ -235,17 +111,21 @@ def search_layouts(
         What the numerators of MFU and of FLOP/s count.
     pairs, seed : int
         Half the number of draws behind the intervals, and the seed of their generator.
+    workers : int, optional
+        Threads (the kernel holds no lock); all cores unless given. The answer does not depend on
+        their number.
 
     Raises
     ------
     PerfmodelError
-        A `top` or `pairs` below 1, or a space too large to enumerate.
+        A `top`, `pairs` or `workers` below 1, or a space too large to enumerate.
     PackError
         No such hardware pack or stack profile.
     """
-    for name, value in (("top", top), ("pairs", pairs)):
-        if not 1 <= value <= MAX_TOP:
-            raise PerfmodelError(f"{name}={value} must be from 1 to {MAX_TOP}.")
+    workers = os.cpu_count() or 1 if workers is None else workers
+    for name, value in (("top", top), ("pairs", pairs), ("workers", workers)):
+        if not 1 <= value <= MOST:
+            raise PerfmodelError(f"{name}={value} must be from 1 to {MOST}.")
     profile = load_stack(stack) if isinstance(stack, str) else stack
     space = layout_space(cluster, batch) if space is None else space
     case = _Case(architecture, cluster, batch, profile, mfu_convention)
@@ -257,7 +137,7 @@ def search_layouts(
         allowed = legal & (table.ep <= cluster.pack.refused_above("all_to_all", "size"))
     rows = np.flatnonzero(allowed)
     cap, tolerance = cluster.device_memory_bytes, profile.errors.mape_leave_one_out
-    found = _price_all(case, table, rows, cap, top, tolerance)
+    found = _price_all(case, table, rows, cap, top, tolerance, workers)
     counts = LayoutCounts(
         enumerated=len(table),
         legal=int(np.count_nonzero(legal)),
@@ -374,12 +254,11 @@ def _price_all(
     cap: float,
     top: int,
     tolerance: float,
+    workers: int,
 ) -> _Found:
     """Price the rows in blocks, and keep what the answer needs of each."""
     best, leanest, front, close_s, fit = NO_ROWS, NO_ROWS, NO_ROWS, np.empty(0), 0
-    stack = case.profile.stack()
-    for start in range(0, len(rows), BLOCK):
-        block = case.price(table, rows[start : start + BLOCK], stack)
+    for block in _blocks(case, table, rows, workers):
         fitting = block.take(block.memory <= cap)
         fit += len(fitting.rows)
         best = best.joined(fitting).shortest(top)
@@ -388,6 +267,24 @@ def _price_all(
         close_s = np.concatenate([close_s, fitting.step_s])
         close_s = close_s[close_s <= (1.0 + tolerance) * close_s.min(initial=np.inf)]
     return _Found(best, leanest, front, close_s, fit)
+
+
+def _blocks(
+    case: _Case, table: PlanTable, rows: NDArray[np.int64], workers: int
+) -> Iterator[PricedRows]:
+    """Price blocks on a pool of threads, a few ahead of what was taken; in order."""
+    stack = case.profile.stack()
+    waiting: deque[Future[PricedRows]] = deque()
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="layouts")
+    try:
+        for start in range(0, len(rows), BLOCK):
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(case.price, table, rows[start : start + BLOCK], stack))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # ---------------------------------------------------------------- why there is no answer

@@ -420,6 +420,7 @@ def test_plan_without_a_legal_layout_is_one_and_names_the_rule(mosaic: Mosaic) -
         (["--layouts", "odd"], "layouts.0='odd'"),
         (["--extrapolation", "no"], "must be refuse or flag"),
         (["--top", "0"], "top=0"),
+        (["--workers", "0"], "workers=0"),
         (["--mfu-convention", "hfu"], "6n-head"),
         (["--stack", "jax"], "no stack profile 'jax'"),
         (["--json", "missing/out.json"], "its folder does not exist"),

@@ -174,11 +174,14 @@ def test_every_layout_is_what_estimate_says_of_its_plan() -> None:
         assert layout.sources["step_time_s"] is step.sources["step_time_s"]
 
 
-def test_the_answer_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_answer_does_not_depend_on_blocks_and_threads(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
     whole = searched(machines=capped(3.5e9))
     for block in (1, 7, 64):
         monkeypatch.setattr(perfmodel.layout_search, "BLOCK", block)
-        assert searched(machines=capped(3.5e9)) == whole
+        assert searched(machines=capped(3.5e9), workers=workers) == whole
 
 
 def test_search_is_deterministic_and_reads_back() -> None:
@@ -345,7 +348,7 @@ def test_layouts_beyond_the_measured_all_to_all_are_refused_unless_asked_for() -
     assert {x.plan.ep for x in flagged.layouts} == {64}
 
 
-@pytest.mark.parametrize("options", [{"top": 0}, {"pairs": 0}, {"top": 10_001}])
+@pytest.mark.parametrize("options", [{"top": 0}, {"pairs": 0}, {"workers": 0}, {"top": 10_001}])
 def test_bad_numbers_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(PerfmodelError, match="must be from 1 to 10000"):
         searched(**options)
