@@ -18,7 +18,7 @@ from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.layout_search import LayoutSearch, layout_space, search_layouts
-from perfmodel.plan import Plan, PlanSpace, Recompute
+from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute
 from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.step import StepEstimate, StepModel, check, estimate
 from perfmodel.uncertainty import draw_stacks, residual_error, throughput_ratios
@@ -191,6 +191,22 @@ def test_search_is_deterministic_and_reads_back() -> None:
     other = searched(seed=1)
     assert costs(other.layouts) == costs(found.layouts)
     assert other.layouts[0].mfu != found.layouts[0].mfu
+
+
+def test_no_more_than_a_block_is_priced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    whole = perfmodel.layout_search.plan_matrix
+
+    def measured(table: PlanTable) -> Any:
+        sizes.append(len(table))
+        return whole(table)
+
+    monkeypatch.setattr(perfmodel.layout_search, "BLOCK", 64)
+    monkeypatch.setattr(perfmodel.layout_search, "plan_matrix", measured)
+    found = searched(top=2)
+    assert found.counts.priced > 4 * 64
+    shown = {str(layout.plan) for layout in (*found.layouts, *found.pareto_front)}
+    assert max(sizes) <= max(64, len(shown))
 
 
 # ---------------------------------------------------------------- intervals
