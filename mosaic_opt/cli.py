@@ -42,6 +42,9 @@ ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-
 GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
 Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
+PrecisionName = Annotated[
+    str, typer.Option("--precision", help="bf16, fp8, fp8-block, mxfp8 or nvfp4.")
+]
 StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
 Convention = Annotated[
     str,
@@ -82,21 +85,28 @@ def _check_target(json_to: str | None) -> None:
 
 
 def _case(
-    model: str, plan: str, cluster: str, global_batch: int, seq: int, optimizer: str
+    model: str,
+    plan: str,
+    cluster: str,
+    global_batch: int,
+    seq: int,
+    optimizer: str,
+    precision: str,
 ) -> tuple[Architecture, Plan, Cluster, Batch]:
     """Read the arguments that `step` and `check` share."""
     from perfmodel.cluster import Cluster
 
     machines = Cluster.parse(cluster)
-    batch = _batch(global_batch, seq, optimizer)
+    batch = _batch(machines, global_batch, seq, optimizer, precision)
     return _model(model), _plan(plan, machines.n_devices), machines, batch
 
 
-def _batch(global_batch: int, seq: int, optimizer: str) -> Batch:
+def _batch(machines: Cluster, global_batch: int, seq: int, optimizer: str, precision: str) -> Batch:
     from perfmodel.cluster import Batch
 
-    fields = {"global_batch": global_batch, "seq_len": seq, "optimizer": optimizer}
-    batch: Batch = _validated(Batch, fields)
+    fields = {"global_batch": global_batch, "seq_len": seq}
+    batch: Batch = _validated(Batch, {**fields, "optimizer": optimizer, "precision": precision})
+    machines.constants_for(batch.precision)  # a rate that the device lacks is said here
     return batch
 
 
@@ -200,6 +210,7 @@ def step(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     stack: StackName = "megatron-eager",
     mfu_convention: Convention = "6n-nonembedding",
     explain: Annotated[
@@ -216,7 +227,7 @@ def step(
     from perfmodel.step import estimate
 
     convention = _convention(mfu_convention)
-    case = _case(model, plan, cluster, global_batch, seq, optimizer)
+    case = _case(model, plan, cluster, global_batch, seq, optimizer, precision)
     try:
         if explain:
             answer = explained(*case, stack=stack, mfu_convention=convention)
@@ -241,6 +252,7 @@ def search_plans(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     stack: StackName = "megatron-eager",
     tp: Degrees = None,
     max_tp: Cap = None,
@@ -284,7 +296,7 @@ def search_plans(
         if not 0.0 < memory < inf:
             raise MosaicError(f"--memory {memory:g} must be a number of GB above 0.")
         machines = machines.model_copy(update={"memory_bytes": 1e9 * memory})
-    batch = _batch(global_batch, seq, optimizer)
+    batch = _batch(machines, global_batch, seq, optimizer, precision)
     space = read_space(
         machines,
         batch,
@@ -318,6 +330,7 @@ def check(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     json_to: Json = None,
 ) -> None:
     """Say whether a plan is legal, or name every rule that it breaks."""
@@ -325,7 +338,7 @@ def check(
     from perfmodel.step import check as broken_rules
 
     architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer
+        model, plan, cluster, global_batch, seq, optimizer, precision
     )
     violations = broken_rules(architecture, layout, machines, batch)
     _emit(lambda: render_violations(violations), lambda: _check_json(violations), json_to)

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
 from perfmodel.architecture import Architecture
-from perfmodel.batch import plan_matrix, price
+from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.layout_search import nearest_to_legal
+from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, legal_mask
 from perfmodel.step import StepEstimate, StepModel, estimate
 
@@ -95,6 +96,14 @@ class Problem:
         return plan_matrix(self.table)
 
     @cached_property
+    def _alike(self) -> PlanDims:
+        return alike_of(self.table)
+
+    @cached_property
+    def _loads(self) -> NDArray[np.float64]:
+        return loads_of(self.table, self.envelope.batch.routing)
+
+    @cached_property
     def _refused(self) -> NDArray[np.bool_]:
         """Rows that ask for an all-to-all over more ranks than the pack answers for."""
         if self.envelope.extrapolation == "flag":
@@ -128,11 +137,13 @@ class Problem:
             self.architectures[index],
             self._matrix,
             rows,
-            hardware=envelope.cluster.constants,
+            hardware=envelope.cluster.constants_for(envelope.batch.precision),
             stack=self.profile.stack(),
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,
             global_batch=envelope.batch.global_batch,
+            alike=self._alike,
+            loads=self._loads,
         )
 
     def reprice(self, index: int, plan: Plan) -> StepEstimate:

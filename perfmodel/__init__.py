@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perfmodel.models import CatalogueEntry, catalogue
     from perfmodel.parts import Biases, ExtraParameters, LatentAttention, SlidingWindow
     from perfmodel.plan import Plan, PlanSpace, Recompute
+    from perfmodel.precision import Precision
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
     from perfmodel.stages import StageLayout
@@ -54,6 +55,7 @@ _HOMES = {
     "PerfmodelError": "errors",
     "Plan": "plan",
     "PlanSpace": "plan",
+    "Precision": "precision",
     "Recompute": "plan",
     "SlidingWindow": "parts",
     "Source": "sources",
@@ -93,6 +95,7 @@ __all__ = [
     "PerfmodelError",
     "Plan",
     "PlanSpace",
+    "Precision",
     "Recompute",
     "SlidingWindow",
     "Source",

@@ -8,16 +8,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.collectives import point_to_point_time, ring_time
+from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     BF16_BYTES,
     attention_time,
+    cast_time,
     elementwise_time,
     gemm_time,
     linear_backward_time,
 )
+from perfmodel.mesh import PlanDims, sequence_shards
 
 NORM_BACKWARD_TRAFFIC = 1.5
 """Traffic of the backward of norms, residuals and rotary embedding over that of the forward."""
@@ -29,7 +31,7 @@ class AttentionTimes(NamedTuple):
     linear: float  # QKV and output projections
     core: float  # softmax(QK)V
     elementwise: float  # norms, residuals, rotary embedding
-    ring: float  # exposed part of the KV ring
+    ring: float  # exposed part of the KV ring, or all-to-alls of heads
 
 
 @formula
@@ -64,24 +66,32 @@ def attention_parameters(a: ArchitectureDims, tp: float) -> float:
 
 @formula
 def linear_time(hw: Hardware, m: float, n: float, k: float, backward: float) -> float:
-    """Device time of one pass of a linear layer (m, k) x (k, n); ``backward`` is 0 or 1 [s]."""
+    """Device time of one pass of a linear layer (m, k) x (k, n); ``backward`` is 0 or 1 [s].
+
+    Below bf16 the forward pass quantises the input and the backward pass the gradient of the
+    output; the weights are quantised once a step, with the optimizer.
+    """
     if backward > 0.0:
-        return linear_backward_time(hw.device, hw.gemm, m, n, k)
-    return gemm_time(hw.device, hw.gemm, m, n, k)
+        products = linear_backward_time(hw.device, hw.gemm, m, n, k)
+        return products + cast_time(hw.device, hw.elementwise, hw.cast, m * n)
+    return gemm_time(hw.device, hw.gemm, m, n, k) + cast_time(
+        hw.device, hw.elementwise, hw.cast, m * k
+    )
 
 
 @formula
 def projection_time(
-    a: ArchitectureDims, hw: Hardware, tokens: float, tp: float, backward: float
+    a: ArchitectureDims, hw: Hardware, p: PlanDims, tokens: float, backward: float
 ) -> float:
     """Device time of attention's projections in one pass, and of a layer's extra part [s].
 
-    Latent vectors are made of a rank's own ``tokens / tp`` and gathered; all else works on
+    Latent vectors are made of a rank's own part of the tokens and gathered; all else works on
     ``tokens``.
     """
+    tp = p.tp
     heads = a.n_heads / tp
     if a.latent > 0.0:
-        local = tokens / tp
+        local = tokens / sequence_shards(p)
         time = linear_time(hw, local, a.kv_lora_rank + a.rope_head_dim, a.d_model, backward)
         query = a.d_model
         if a.q_lora_rank > 0.0:
@@ -132,55 +142,87 @@ def attention_times(
     a: ArchitectureDims,
     hw: Hardware,
     seq_len: float,
-    micro_batch: float,
-    tp: float,
-    cp: float,
+    p: PlanDims,
     backward: float,
 ) -> AttentionTimes:
     """Device time of what every layer has, in one pass (``backward`` is 0 or 1) [s]."""
-    tokens = micro_batch * seq_len / cp
-    heads = a.n_heads / tp
-    kv_heads = kv_heads_per_rank(a, tp)
-    linear = projection_time(a, hw, tokens, tp, backward)
-    core = core_time(a, hw, micro_batch / cp, heads, seq_len, backward)
+    tokens = p.micro_batch * seq_len / p.cp
+    local = tokens / sequence_shards(p)
+    heads = a.n_heads / p.tp
+    kv_heads = kv_heads_per_rank(a, p.tp)
+    linear = projection_time(a, hw, p, tokens, backward)
+    if p.heads_over_cp > 0.0:  # each rank has whole sequences of some heads
+        core = core_time(a, hw, p.micro_batch, heads / p.cp, seq_len, backward)
+    else:
+        core = core_time(a, hw, p.micro_batch / p.cp, heads, seq_len, backward)
 
     # two norms, two residuals, rotary embedding of queries and keys; norms of latent vectors
-    traffic = tokens / tp * 10.0 * BF16_BYTES * a.d_model
+    traffic = local * 10.0 * BF16_BYTES * a.d_model
     traffic += tokens * 2.0 * BF16_BYTES * (heads + kv_heads) * a.head_dim
-    traffic += tokens / tp * 2.0 * BF16_BYTES * (a.q_lora_rank + a.kv_lora_rank)
+    traffic += local * 2.0 * BF16_BYTES * (a.q_lora_rank + a.kv_lora_rank)
     traffic *= 1.0 + (NORM_BACKWARD_TRAFFIC - 1.0) * backward
     kernels = 5.0 + (2.0 if a.q_lora_rank > 0.0 else a.latent)
     elementwise = elementwise_time(hw.device, hw.elementwise, traffic, kernels)
 
-    # keys and values go round the ring while attention works; their gradients go round as well
-    exposed = 0.0
-    if cp > 1.0:
-        volume = tokens * BF16_BYTES * kv_heads * (a.head_dim + a.v_head_dim)
-        node = hw.fabric.devices_per_node
-        hop = point_to_point_time(hw.fabric, tp if tp * cp <= node else node, volume)
-        exposed = max(0.0, (1.0 + backward) * (cp - 1.0) * hop - core)
-    return AttentionTimes(linear, core, elementwise, exposed)
+    return AttentionTimes(
+        linear, core, elementwise, context_parallel_time(a, hw, p, tokens, core, backward)
+    )
 
 
 @formula
-def tensor_parallel_time(hw: Hardware, tp: float, volume: float) -> float:
-    """Time to gather ``volume`` bytes before a block that TP splits and scatter it after [s]."""
+def context_parallel_time(
+    a: ArchitectureDims, hw: Hardware, p: PlanDims, tokens: float, core: float, backward: float
+) -> float:
+    """Exposed time of context parallelism in one pass of one layer [s].
+
+    In a ring, keys and values go round while attention (``core`` seconds) works; their gradients
+    go round as well. All-to-all (arXiv 2309.14509), queries, keys and values are exchanged for
+    whole sequences of some heads before attention, and its output after it.
+    """
+    if p.cp <= 1.0:
+        return 0.0
+    heads = a.n_heads / p.tp
+    kv_heads = kv_heads_per_rank(a, p.tp)
+    pair = kv_heads * (a.head_dim + a.v_head_dim)
+    if p.heads_over_cp > 0.0:
+        into = tokens * BF16_BYTES * (heads * a.head_dim + pair)
+        out = tokens * BF16_BYTES * heads * a.v_head_dim
+        return all_to_all_time(hw.fabric, p.cp, p.tp, into) + all_to_all_time(
+            hw.fabric, p.cp, p.tp, out
+        )
     node = hw.fabric.devices_per_node
+    distance = p.tp if p.tp * p.cp <= node else node
+    hop = point_to_point_time(hw.fabric, distance, tokens * BF16_BYTES * pair)
+    return max(0.0, (1.0 + backward) * (p.cp - 1.0) * hop - core)
+
+
+@formula
+def tensor_parallel_time(hw: Hardware, p: PlanDims, volume: float) -> float:
+    """Time to join ``volume`` bytes around a block that TP splits, in one pass [s].
+
+    With sequence parallelism they are gathered before it and scattered after it; without, its
+    outputs (or the gradients of its inputs) are reduced.
+    """
+    node = hw.fabric.devices_per_node
+    tp = p.tp
+    if p.sequence_parallel == 0.0:
+        return ring_time(hw.fabric.all_reduce, node, tp, 1.0, volume)
     return ring_time(hw.fabric.all_gather, node, tp, 1.0, volume) + ring_time(
         hw.fabric.reduce_scatter, node, tp, 1.0, volume
     )
 
 
 @formula
-def attention_parallel_time(a: ArchitectureDims, hw: Hardware, tp: float, tokens: float) -> float:
+def attention_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, tokens: float) -> float:
     """Time to gather what attention reads over TP, and to scatter what it writes [s].
 
     Latent attention gathers the latent vectors in place of the layer's input, which the queries
     need all the same where they have none.
     """
     hidden = tokens * BF16_BYTES * a.d_model
-    if a.latent == 0.0:
-        return tensor_parallel_time(hw, tp, hidden)
+    if a.latent == 0.0 or p.sequence_parallel == 0.0:
+        return tensor_parallel_time(hw, p, hidden)
+    tp = p.tp
     node = hw.fabric.devices_per_node
     read = a.q_lora_rank if a.q_lora_rank > 0.0 else a.d_model
     read += a.kv_lora_rank + a.rope_head_dim

@@ -23,12 +23,18 @@ from perfmodel.iteration import mode_totals, pipeline_time, step_total, synchron
 from perfmodel.layer import layer_cost
 from perfmodel.memory import OptimizerDims, peak_bytes
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import PlanTable
+from perfmodel.plan import Plan, PlanTable, plan_dims
+from perfmodel.routing import Routing
 from perfmodel.stack import Stack
 
 Kernel = Callable[..., None]
 
+PLAIN = PlanDims(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+"""One device; with sequence parallelism and ZeRO-1 where there are more."""
+
 PRICED_COLUMNS = ("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch", "recompute")
+"""The degrees of a plan that a table has a column of; what else the formulas read is alike in all
+of its plans."""
 
 
 @cache
@@ -42,25 +48,42 @@ def _kernel() -> Kernel:
         optimizer: OptimizerDims,
         seq_len: float,
         global_batch: float,
+        alike: PlanDims,
         plans: Any,
+        loads: Any,
         rows: Any,
         step_s: Any,
         memory_bytes: Any,
     ) -> None:
         len(digest)  # a cell of this closure: numba's cache key follows the formulas' sources
-        node = hw.fabric.devices_per_node
-        p = PlanDims(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
-        cost = layer_cost(a, hw, seq_len, 1.0, 1.0, 1.0, 1.0, 1.0)
+        p = alike
+        cost = layer_cost(a, hw, seq_len, p)
         totals = (
-            mode_totals(cost, stack, 0.0),
-            mode_totals(cost, stack, 1.0),
-            mode_totals(cost, stack, 2.0),
-            mode_totals(cost, stack, 3.0),
+            mode_totals(cost, a, stack, 0.0),
+            mode_totals(cost, a, stack, 1.0),
+            mode_totals(cost, a, stack, 2.0),
+            mode_totals(cost, a, stack, 3.0),
         )
         sync = synchronisation_time(a, hw, stack, optimizer, p, seq_len)
         for i in range(rows.shape[0]):
             row = plans[rows[i]]
-            q = PlanDims(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8])
+            q = PlanDims(
+                row[0],
+                row[1],
+                row[2],
+                row[3],
+                row[4],
+                row[5],
+                row[6],
+                row[7],
+                row[8],
+                loads[rows[i]],
+                alike.sequence_parallel,
+                alike.zero,
+                alike.instances,
+                alike.heads_over_cp,
+                alike.offload,
+            )
             layers_alike = (
                 q.tp == p.tp
                 and q.etp == p.etp
@@ -69,19 +92,20 @@ def _kernel() -> Kernel:
                 and q.micro_batch == p.micro_batch
             )
             if not layers_alike:
-                cost = layer_cost(a, hw, seq_len, q.micro_batch, q.tp, q.etp, q.ep, q.cp)
+                cost = layer_cost(a, hw, seq_len, q)
                 totals = (
-                    mode_totals(cost, stack, 0.0),
-                    mode_totals(cost, stack, 1.0),
-                    mode_totals(cost, stack, 2.0),
-                    mode_totals(cost, stack, 3.0),
+                    mode_totals(cost, a, stack, 0.0),
+                    mode_totals(cost, a, stack, 1.0),
+                    mode_totals(cost, a, stack, 2.0),
+                    mode_totals(cost, a, stack, 3.0),
                 )
             if not (layers_alike and q.pp == p.pp and q.vpp == p.vpp and q.dp == p.dp):
                 sync = synchronisation_time(a, hw, stack, optimizer, q, seq_len)
             p = q
             n_microbatches = global_batch / (p.dp * p.micro_batch)
-            pipeline = pipeline_time(a, stack, node, p, totals[int(p.recompute)], n_microbatches)
-            step_s[i] = step_total(pipeline, sync)
+            mode = totals[int(p.recompute)]
+            pipeline = pipeline_time(a, hw, stack, p, mode, seq_len, n_microbatches)
+            step_s[i] = step_total(stack, pipeline, sync, n_microbatches)
             memory_bytes[i] = peak_bytes(
                 a, p, optimizer, seq_len, n_microbatches, stack.framework_bytes
             )
@@ -97,6 +121,17 @@ def plan_matrix(table: PlanTable) -> NDArray[np.float64]:
     )
 
 
+def alike_of(table: PlanTable) -> PlanDims:
+    """Return what all plans of a table have in common, as :func:`price` takes it."""
+    return plan_dims(Plan.model_validate({"dp": 1, **table.options}))
+
+
+def loads_of(table: PlanTable, routing: Routing) -> NDArray[np.float64]:
+    """Return the load of the fullest rank of EP under each plan of a table, shape (n,) [-]."""
+    degrees, where = np.unique(table.ep, return_inverse=True)
+    return np.array([routing.load(int(ep)) for ep in degrees], dtype=np.float64)[where]
+
+
 def price(
     architecture: Architecture,
     plans: NDArray[np.float64],
@@ -107,6 +142,8 @@ def price(
     optimizer: OptimizerDims,
     seq_len: int,
     global_batch: int,
+    alike: PlanDims = PLAIN,
+    loads: NDArray[np.float64] | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Price many plans of one architecture.
 
@@ -116,6 +153,11 @@ def price(
         What :func:`plan_matrix` returns.
     rows : array of int64, shape (m,)
         Which of them to price; they must be legal for the architecture.
+    alike : PlanDims
+        What the plans have in common: sequence parallelism, ZeRO, and the like; its degrees are
+        not read.
+    loads : array of shape (n,), optional
+        Rows on the most loaded rank of EP over the mean; 1 unless given.
 
     Returns
     -------
@@ -131,7 +173,9 @@ def price(
         optimizer,
         float(seq_len),
         float(global_batch),
+        alike,
         plans,
+        np.ones(len(plans)) if loads is None else loads,
         rows,
         step_s,
         memory_bytes,

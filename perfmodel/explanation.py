@@ -14,8 +14,8 @@ and adds, one by one, what the model of the step adds, until it has reached the 
     imbalance          n (device work of the pace stage) - n mean(device work)
     host_dispatch      n max(0, host - device) of the pace stage
     jitter             n max(0, min(jitter, host + jitter - device)) of the pace stage
-    all_to_all         n (expert all-to-all of the pace stage)
-    bubble, pipeline_depth, hand_off, data_parallel, optimizer: as in the breakdown of a step
+    all_to_all, sharding, bubble, pipeline_depth, hand_off, data_parallel, optimizer, step_host:
+                       what is exposed of each, as in the breakdown of a step
 
 A loss is negative where the numerator of MFU counts work that is not done. The model is that of
 :mod:`perfmodel.iteration`: no loss is measured, and removing one would change others.
@@ -32,9 +32,10 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.frozen import Frozen
-from perfmodel.iteration import with_replay
+from perfmodel.iteration import layer_times
 from perfmodel.layer import OperatorTimes
 from perfmodel.plan import Plan, Recompute
+from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation
 from perfmodel.sources import Source, weakest
 from perfmodel.stages import BALANCED, StageLayout
@@ -46,7 +47,7 @@ Direction = Literal["smaller", "larger", "equal", "balanced", "moved"]
 
 _EXCHANGES = ("tensor_parallel", "context_parallel")
 _MESH_DEGREES = ("tp", "pp", "ep", "etp", "cp")
-_OUTSIDE = ("hand_off", "data_parallel", "optimizer")
+_OF_HOST_AND_DEVICE = ("head", "dispatch")
 
 
 class Loss(Frozen):
@@ -178,7 +179,7 @@ def explain(
         architecture, plan, cluster, batch, stack=profile, mfu_convention=mfu_convention
     )
     model = StepModel(architecture, plan, cluster, batch, profile)
-    pace, terms = _terms(model)
+    pace, terms = _terms(model, step)
     peak_s = step.mfu * step.step_time_s  # by the definition of MFU
     work = _mean_work(model)
     changes = tuple(_changes(model, step))
@@ -196,19 +197,24 @@ def explain(
     )
 
 
-def _terms(model: StepModel) -> tuple[Literal["host", "device"], dict[str, float]]:
+def _waited_for(step: StepEstimate) -> dict[str, float]:
+    """Parts of a step that are neither the host's nor the device's own work [s]."""
+    return {
+        name: seconds
+        for name, seconds in step.breakdown_s.items()
+        if not name.startswith("compute_") and name not in _OF_HOST_AND_DEVICE
+    }
+
+
+def _terms(
+    model: StepModel, step: StepEstimate
+) -> tuple[Literal["host", "device"], dict[str, float]]:
     """Split the step by what it waits for [s]."""
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
     host, device = pace.host + pace.jitter, pace.device + pace.head
-    steady = {"host_dispatch": n * host} if host > device else {"device": n * device}
-    terms = steady | {
-        "all_to_all": n * pace.dispatch,
-        "bubble": model.pipeline.bubble,
-        "pipeline_depth": model.pipeline.pipeline_depth,
-        **model.synchronisation._asdict(),
-    }
-    which: Literal["host", "device"] = "host" if host > device else "device"
-    return which, {name: float(value) for name, value in terms.items()}
+    if host > device:
+        return "host", {"host_dispatch": float(n * host), **_waited_for(step)}
+    return "device", {"device": float(n * device), **_waited_for(step)}
 
 
 def _mean_work(model: StepModel) -> dict[str, float]:
@@ -216,11 +222,12 @@ def _mean_work(model: StepModel) -> dict[str, float]:
     stages, n = len(model.contents), float(model.n_microbatches)
     dense = fsum(c.dense for c in model.contents) / stages
     moe = fsum(c.moe for c in model.contents) / stages
-    cost = model.cost
+    cost, stack = model.cost, model.profile.stack()
+    up = latent_up_share(model.architecture.dims)
 
     def of_layers(mode: float) -> OperatorTimes:
-        per_moe = with_replay(cost.moe_forward, cost.moe_backward, mode)
-        per_dense = with_replay(cost.dense_forward, cost.dense_backward, mode)
+        per_moe = layer_times(cost, stack, replay_of(mode), 1.0, up)
+        per_dense = layer_times(cost, stack, replay_of(mode), 0.0, up)
         pairs = zip(per_moe, per_dense, strict=True)
         return OperatorTimes(*(n * (moe * x + dense * y) for x, y in pairs))
 
@@ -245,10 +252,7 @@ def _waterfall(
         "imbalance": n * device - fsum(work.values()),
         "host_dispatch": n * max(0.0, pace.host - device),
         "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - device)),
-        "all_to_all": n * pace.dispatch,
-        "bubble": model.pipeline.bubble,
-        "pipeline_depth": model.pipeline.pipeline_depth,
-        **model.synchronisation._asdict(),
+        **_waited_for(step),
     }
     times["kernels"] -= peak_s
     rests = step.sources
@@ -256,13 +260,10 @@ def _waterfall(
     kernels = weakest([rests["head"], *(rests[name] for name in operators)])
     sources = {
         "peak": model.cluster.pack.device.peak_flops.source,
-        "kernels": kernels,
-        "recompute": kernels,
+        **dict.fromkeys(("kernels", "recompute", "imbalance"), kernels),
         **{name: rests[f"compute_{name}"] for name in _EXCHANGES},
-        "imbalance": kernels,
-        "host_dispatch": rests["dispatch"],
-        "jitter": rests["dispatch"],
-        **{name: rests[name] for name in ("all_to_all", "bubble", "pipeline_depth", *_OUTSIDE)},
+        **dict.fromkeys(("host_dispatch", "jitter"), rests["dispatch"]),
+        **{name: rests[name] for name in _waited_for(step)},
     }
     return tuple(
         Loss(
@@ -348,7 +349,8 @@ def _change(
 
 def _with(model: StepModel, degree: str, value: object) -> Plan:
     """Change one field; where no dp fills the devices take the one below, which a rule names."""
-    plan = model.plan.model_copy(update={degree: value})
+    modules: dict[str, object] = {"recompute_modules": ()} if degree == "recompute" else {}
+    plan = model.plan.model_copy(update={degree: value, **modules})
     dp = max(1, model.cluster.n_devices // (plan.tp * plan.cp * plan.pp))
     return plan.model_copy(update={"dp": dp})
 

@@ -4,13 +4,17 @@ For one microbatch on one stage, the host launches kernels while the device runs
 slower of the two sets the pace, and the expert all-to-all is a point where both wait:
 
     C0  = n_moe (A share + launches) + n_dense A share_dense + H
-    G0  = sum over layers and operators                  device
-    Y   = n_moe (4 + 2 [full]) t_a2a                     expert all-to-all
-    J   = s log2(pp) log2(ep) max(0, 1 - (G0 + Y) / C0)  wait for the slowest rank of EP x PP
-    tau = max(C0 + J, G0 + t_head) + Y                   t_head on the last stage only
-    T   = (1 + c (ceil(pp / 8) - 1)) makespan(tau, pp, vpp, n_mb) + t_DP + t_opt
+    G0  = k sum over layers and operators + (1 - h_TP) t_TP   device
+    Y   = n_moe (4 + 2 [full]) t_a2a                          expert all-to-all
+    J   = s log2(pp) log2(ep) max(0, 1 - (G0 + Y) / C0)       wait for the slowest rank of EP x PP
+    tau = max(C0 + J, G0 + t_head) + Y - min(h_A2A Y, G0) + max(0, Z - h_DP G0) + (1 - h_PP) t_P2P
+    T   = (1 + c (ceil(pp / 8) - 1)) makespan(tau, pp, vpp, n_mb)
+          + t_DP - min(h_DP t_DP, tau) + t_opt + t_step
 
-``8`` is the number of devices in a node. Model "M4" of the study of the B200 layout sweeps.
+``8`` is the number of devices in a node; ``t_head`` is on the last stage only; ``Z`` is what ZeRO
+stages 2 and 3 exchange in every microbatch; the shares ``h`` are properties of the stack. With
+``k = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of the B200 layout
+sweeps.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from perfmodel._jit import formula
 from perfmodel.collectives import point_to_point_time, ring_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
-from perfmodel.kernels import BF16_BYTES, FP32_BYTES
+from perfmodel.kernels import BF16_BYTES
 from perfmodel.layer import LayerCost, OperatorTimes, total
 from perfmodel.memory import OptimizerDims, dense_parameters, expert_parameters
 from perfmodel.mesh import (
@@ -34,7 +38,9 @@ from perfmodel.mesh import (
     is_uneven,
     layers_before,
     stage_content,
+    state_shards,
 )
+from perfmodel.replay import Replay, latent_up_share, replay_of
 from perfmodel.schedule import makespan_interleaved
 from perfmodel.schedule_stages import makespan_of_chunks
 from perfmodel.stack import Stack
@@ -60,7 +66,9 @@ class StageTime(NamedTuple):
     jitter: float  # J
     device: float  # G0
     head: float  # t_head, where the loss is
-    dispatch: float  # Y
+    dispatch: float  # Y, what of it is exposed
+    sharding: float  # exposed exchange of sharded weights and gradients, ZeRO 2 and 3
+    hand_off: float  # exposed hand-offs to and from other stages
     time: float  # tau
 
 
@@ -76,60 +84,125 @@ class SynchronisationTime(NamedTuple):
     """The part of a step outside the pipeline's stages; the fields add up [s]."""
 
     hand_off: float  # activations between stages, exposed while the pipeline fills and drains
-    data_parallel: float  # gradients scattered, weights gathered
+    data_parallel: float  # gradients scattered, weights gathered; before any overlap
     optimizer: float
+    step_host: float  # host time once a step
 
 
 @formula
-def with_replay(forward: OperatorTimes, backward: OperatorTimes, mode: float) -> OperatorTimes:
-    """One layer's forward, what a recompute mode replays of it, and its backward [s]."""
-    core = 2.0 if mode >= 1.0 else 1.0
-    cheap = 2.0 if mode >= 2.0 else 1.0
-    rest = 2.0 if mode >= 3.0 else 1.0
+def with_replay(
+    forward: OperatorTimes, backward: OperatorTimes, replay: Replay, moe: float, latent_up: float
+) -> OperatorTimes:
+    """One layer's forward, what is replayed of it, and its backward [s].
+
+    ``moe`` is 1 for a layer with experts; ``latent_up`` is :func:`latent_up_share`.
+    """
+    whole = 1.0 + replay.whole
+    experts = 1.0 + max(replay.whole, replay.experts)
+    activation = replay.expert_activation if moe > 0.0 else replay.dense_activation
+    block = replay.shared if moe > 0.0 else replay.dense_block
+    linear = 1.0 + max(replay.whole, replay.latent_up * latent_up)
+    core = 1.0 + replay.core
     return OperatorTimes(
-        attention_linear=rest * forward.attention_linear + backward.attention_linear,
+        attention_linear=linear * forward.attention_linear + backward.attention_linear,
         attention_core=core * forward.attention_core + backward.attention_core,
-        elementwise=cheap * forward.elementwise + backward.elementwise,
-        router=rest * forward.router + backward.router,
-        permutation=rest * forward.permutation + backward.permutation,
-        experts=rest * forward.experts + backward.experts,
-        activation=cheap * forward.activation + backward.activation,
-        dense_ffn=rest * forward.dense_ffn + backward.dense_ffn,
-        tensor_parallel=rest * forward.tensor_parallel + backward.tensor_parallel,
+        elementwise=(1.0 + replay.norms) * forward.elementwise + backward.elementwise,
+        router=experts * forward.router + backward.router,
+        permutation=experts * forward.permutation + backward.permutation,
+        experts=experts * forward.experts + backward.experts,
+        activation=(1.0 + activation) * forward.activation + backward.activation,
+        dense_ffn=(1.0 + block) * forward.dense_ffn + backward.dense_ffn,
+        tensor_parallel=whole * forward.tensor_parallel + backward.tensor_parallel,
         context_parallel=core * forward.context_parallel + backward.context_parallel,
         gradient=backward.gradient,
     )
 
 
 @formula
-def mode_totals(cost: LayerCost, stack: Stack, mode: float) -> ModeTotals:
+def layer_times(
+    cost: LayerCost, stack: Stack, replay: Replay, moe: float, latent_up: float
+) -> OperatorTimes:
+    """One layer's forward, replay and backward as a stack runs them [s].
+
+    Its kernels, what it does not overlap, and attention's scores where it writes them: once
+    forward, once more in a replay, and twice as many bytes backward.
+    """
+    forward, backward = cost.dense_forward, cost.dense_backward
+    if moe > 0.0:
+        forward, backward = cost.moe_forward, cost.moe_backward
+    t = with_replay(forward, backward, replay, moe, latent_up)
+    k = stack.device_scale
+    scores = stack.score_bytes * cost.score_byte * (3.0 + replay.core)
+    return OperatorTimes(
+        attention_linear=k * t.attention_linear,
+        attention_core=k * (stack.attention_scale * t.attention_core + scores),
+        elementwise=k * t.elementwise,
+        router=k * t.router,
+        permutation=k * t.permutation,
+        experts=k * t.experts,
+        activation=k * t.activation,
+        dense_ffn=k * t.dense_ffn,
+        tensor_parallel=(1.0 - stack.tp_hidden) * t.tensor_parallel,
+        context_parallel=t.context_parallel,
+        gradient=k * t.gradient,
+    )
+
+
+@formula
+def host_replay(stack: Stack, replay: Replay) -> float:
+    """Share of a forward pass that the host launches again [-].
+
+    Of single modules: attention as in the selective mode, norms and gated units share what the
+    super-selective mode has more, projections and blocks by their calls among about twenty-five.
+    """
+    if replay.whole > 0.0:
+        return 1.0
+    share = stack.selective_replay * replay.core
+    rest = stack.super_selective_replay - stack.selective_replay
+    share += rest * (0.6 * replay.norms + 0.4 * replay.expert_activation)
+    share += 0.1 * replay.latent_up + 0.15 * replay.dense_block
+    return share + max(0.5 * replay.experts, 0.1 * replay.shared)
+
+
+@formula
+def mode_totals(cost: LayerCost, a: ArchitectureDims, stack: Stack, mode: float) -> ModeTotals:
     """Sum the costs of a layer under a recompute mode [s]."""
-    replay = 0.0
-    grouped_replay = 0.0
-    if mode >= 3.0:
-        replay = 1.0
-        grouped_replay = 1.0
-    elif mode >= 2.0:
-        replay = stack.super_selective_replay
-    elif mode >= 1.0:
-        replay = stack.selective_replay
+    replay = replay_of(mode)
+    up = latent_up_share(a)
+    again = max(replay.whole, replay.experts)
+    moe = layer_times(cost, stack, replay, 1.0, up)
+    dense = layer_times(cost, stack, replay, 0.0, up)
+    launches = cost.launch_forward * (1.0 + again) + cost.launch_backward
+    once = stack.copies_once
+    dispatch = (1.0 - once) * cost.dispatch + once * cost.dispatch_once
     return ModeTotals(
-        moe_device=total(with_replay(cost.moe_forward, cost.moe_backward, mode)),
-        dense_device=total(with_replay(cost.dense_forward, cost.dense_backward, mode)),
-        launches=cost.launch_forward * (1.0 + grouped_replay) + cost.launch_backward,
-        dispatch=cost.dispatch * (6.0 if mode >= 3.0 else 4.0),
-        host_share=stack.forward_share * (1.0 + replay) + stack.backward_share,
-        forward_share=0.25 if mode >= 3.0 else 1.0 / 3.0,
-        head=cost.head,
-        joined=cost.joined,
+        moe_device=total(moe),
+        dense_device=total(dense),
+        launches=stack.launch_share * launches,
+        dispatch=dispatch * (4.0 + 2.0 * again),
+        host_share=stack.forward_share * (1.0 + host_replay(stack, replay)) + stack.backward_share,
+        forward_share=0.25 if mode == 3.0 else 1.0 / 3.0,
+        head=stack.device_scale * cost.head,
+        joined=stack.device_scale * cost.joined,
     )
 
 
 @formula
 def stage_time(
-    t: ModeTotals, stack: Stack, p: PlanDims, n_moe: float, n_dense: float, head: float
+    t: ModeTotals,
+    stack: Stack,
+    p: PlanDims,
+    n_moe: float,
+    n_dense: float,
+    head: float,
+    sharding: float,
+    hand_off: float,
 ) -> StageTime:
-    """Time of one microbatch on a stage of the given layers, and a head on the last stage [s]."""
+    """Time of one microbatch on a stage of the given layers, and a head on the last stage [s].
+
+    ``sharding`` is the time to exchange sharded weights and gradients and ``hand_off`` that of
+    all hand-offs, before any overlap.
+    """
     layer = stack.host_layer_s * t.host_share
     host = n_moe * (layer + t.launches) + n_dense * stack.dense_layer_share * layer
     host += stack.host_microbatch_s
@@ -137,37 +210,92 @@ def stage_time(
     dispatch = n_moe * t.dispatch
     slack = max(0.0, 1.0 - (device + dispatch) / host) if host > 0.0 else 0.0
     jitter = stack.jitter_s * log2(p.pp) * log2(p.ep) * slack
+    waited = dispatch - min(stack.a2a_hidden * dispatch, device)
+    gathered = max(0.0, sharding - stack.dp_hidden * device)
+    handed = (1.0 - stack.pp_hidden) * hand_off
     return StageTime(
         host=host,
         jitter=jitter,
         device=device,
         head=head,
-        dispatch=dispatch,
-        time=max(host + jitter, device + head) + dispatch,
+        dispatch=waited,
+        sharding=gathered,
+        hand_off=handed,
+        time=max(host + jitter, device + head) + waited + gathered + handed,
     )
 
 
 @formula
-def exchange_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, c: StageContent) -> float:
-    """Exposed reduce-scatter of fp32 gradients and all-gather of bf16 weights on a stage [s]."""
+def sharding_time(
+    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, c: StageContent
+) -> float:
+    """Exchange of sharded weights and gradients in one microbatch on a stage, one layer at a time.
+
+    ZeRO-2 scatters gradients after every microbatch; ZeRO-3 gathers weights for the forward and
+    for the backward pass as well (arXiv 1910.02054). With several instances (HSDP) each shards
+    over its own ranks. [s]
+    """
+    if p.zero < 2.0 or c.layers + c.prediction <= 0.0:
+        return 0.0
     node = hw.fabric.devices_per_node
-    dense = dense_parameters(a, p, c)
-    expert = expert_parameters(a, p, c)
+    layers = c.layers + c.prediction
+    dense = dense_parameters(a, p, c) / layers
+    expert = expert_parameters(a, p, c) / layers
+    ranks = p.dp * p.cp / p.instances
+    edp = p.tp * p.dp * p.cp / (p.etp * p.ep * p.instances)
+    rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
+    time = ring_time(rs, node, ranks, p.tp, stack.gradient_bytes * dense)
+    time += ring_time(rs, node, edp, p.etp * p.ep, stack.gradient_bytes * expert)
+    if p.zero > 2.0:
+        time += 2.0 * ring_time(ag, node, ranks, p.tp, BF16_BYTES * dense)
+        time += 2.0 * ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
+    return layers * time
+
+
+@formula
+def group_exchange_time(
+    hw: Hardware, stack: Stack, p: PlanDims, size: float, stride: float, parameters: float
+) -> float:
+    """Exchange of gradients and weights once a step in one group of replicas [s]."""
+    node = hw.fabric.devices_per_node
+    wire = stack.gradient_bytes * parameters
+    if p.zero < 1.0:
+        return ring_time(hw.fabric.all_reduce, node, size, stride, wire)
+    shards = size / p.instances
+    time = 0.0
+    if p.zero < 2.0:
+        time += ring_time(hw.fabric.reduce_scatter, node, shards, stride, wire)
+    if p.zero < 3.0:
+        time += ring_time(hw.fabric.all_gather, node, shards, stride, BF16_BYTES * parameters)
+    if p.instances > 1.0:
+        time += ring_time(
+            hw.fabric.all_reduce, node, p.instances, stride * shards, wire / max(1.0, shards)
+        )
+    return time
+
+
+@formula
+def exchange_time(
+    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, c: StageContent
+) -> float:
+    """Exchange of gradients and bf16 weights of a stage once a step, before any overlap [s].
+
+    ZeRO-0 reduces gradients; ZeRO-1 scatters them and gathers weights; ZeRO-2 gathers weights;
+    ZeRO-3 does neither here. The optimizer's instances reduce among them besides.
+    """
     ranks = p.dp * p.cp
     edp = p.tp * ranks / (p.etp * p.ep)
-    rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
-    return (
-        ring_time(rs, node, ranks, p.tp, FP32_BYTES * dense)
-        + ring_time(ag, node, ranks, p.tp, BF16_BYTES * dense)
-        + ring_time(rs, node, edp, p.etp * p.ep, FP32_BYTES * expert)
-        + ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
-    )
+    return group_exchange_time(
+        hw, stack, p, ranks, p.tp, dense_parameters(a, p, c)
+    ) + group_exchange_time(hw, stack, p, edp, p.etp * p.ep, expert_parameters(a, p, c))
 
 
 @formula
-def data_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, stage: float) -> float:
+def data_parallel_time(
+    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, stage: float
+) -> float:
     """:func:`exchange_time` of a stage of the balanced layout [s]."""
-    return exchange_time(a, hw, p, stage_content(a, p, stage))
+    return exchange_time(a, hw, stack, p, stage_content(a, p, stage))
 
 
 @formula
@@ -207,9 +335,9 @@ def update_time(
     """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s]."""
     dense = dense_parameters(a, p, c)
     expert = expert_parameters(a, p, c)
-    replicas = p.dp * p.cp
-    edp = p.tp * replicas / (p.etp * p.ep)
+    replicas, edp = state_shards(p)
     traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if optimizer.matrix_iterations > 0.0:
         flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas
@@ -244,8 +372,30 @@ def optimizer_time(
 
 
 @formula
+def border_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
+    """One hand-off of a microbatch's activations, each TP rank its part, to the next stage [s]."""
+    tokens = p.micro_batch * seq_len / p.cp
+    distance = p.tp * p.cp * p.dp
+    return point_to_point_time(hw.fabric, distance, BF16_BYTES * tokens / p.tp * a.d_model)
+
+
+@formula
+def stage_hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
+    """All hand-offs of one microbatch on a stage: each chunk receives and sends, both ways [s]."""
+    if p.pp <= 1.0:
+        return 0.0
+    return 2.0 * p.vpp * border_time(a, hw, p, seq_len)
+
+
+@formula
 def time_of_content(
-    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, c: StageContent
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    p: PlanDims,
+    t: ModeTotals,
+    seq_len: float,
+    c: StageContent,
 ) -> StageTime:
     """Return the time of one microbatch on a stage [s].
 
@@ -260,32 +410,55 @@ def time_of_content(
             head += (c.prediction - prediction) * t.joined
     elif c.prediction > 0.0:
         head = c.prediction * t.joined
-    return stage_time(t, stack, p, c.moe, c.dense, head)
+    sharding = sharding_time(a, hw, stack, p, c)
+    hand_off = stage_hand_off_time(a, hw, p, seq_len) if stack.pp_hidden < 1.0 else 0.0
+    return stage_time(t, stack, p, c.moe, c.dense, head, sharding, hand_off)
 
 
 @formula
 def time_of_stage(
-    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    p: PlanDims,
+    t: ModeTotals,
+    seq_len: float,
+    stage: float,
 ) -> StageTime:
     """:func:`time_of_content` of a stage of the balanced layout [s]."""
-    return time_of_content(a, stack, p, t, stage_content(a, p, stage))
+    return time_of_content(a, hw, stack, p, t, seq_len, stage_content(a, p, stage))
+
+
+@formula
+def plain_content(a: ArchitectureDims, p: PlanDims, stage: float) -> StageContent:
+    """Return a stage's own layers, without embedding, head or prediction."""
+    layers = a.n_layers / p.pp
+    dense = dense_layers_of_stage(a, p, stage)
+    return StageContent(layers, dense, layers - dense, 0.0, 0.0, 0.0)
 
 
 @formula
 def plain_stage_time(
-    a: ArchitectureDims, stack: Stack, p: PlanDims, t: ModeTotals, stage: float
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    p: PlanDims,
+    t: ModeTotals,
+    seq_len: float,
+    stage: float,
 ) -> float:
     """Return the time of one microbatch on a stage's own layers, without head or prediction [s]."""
-    dense = dense_layers_of_stage(a, p, stage)
-    return stage_time(t, stack, p, a.n_layers / p.pp - dense, dense, 0.0).time
+    return time_of_content(a, hw, stack, p, t, seq_len, plain_content(a, p, stage)).time
 
 
 @formula
 def fill_chunks(
     a: ArchitectureDims,
+    hw: Hardware,
     stack: Stack,
     p: PlanDims,
     t: ModeTotals,
+    seq_len: float,
     c: StageContent,
     layers: Any,
     seconds: Any,
@@ -295,10 +468,11 @@ def fill_chunks(
     ``layers`` are those of each chunk, prediction layers included. Chunks share a device's time by
     their layers; what the head, a projection or the loss add is in the last one.
     """
-    whole = time_of_content(a, stack, p, t, c).time
+    whole = time_of_content(a, hw, stack, p, t, seq_len, c).time
     last = seconds.shape[0] - 1
     if c.dense + c.moe > 0.0:
-        plain = stage_time(t, stack, p, c.moe, c.dense, 0.0).time
+        own = StageContent(c.dense + c.moe, c.dense, c.moe, 0.0, 0.0, 0.0)
+        plain = time_of_content(a, hw, stack, p, t, seq_len, own).time
         for i in range(last):
             seconds[i] = plain * layers[i] / (c.dense + c.moe)
     else:
@@ -336,10 +510,11 @@ def pipeline_of_chunks(
 @formula
 def uneven_pipeline_time(
     a: ArchitectureDims,
+    hw: Hardware,
     stack: Stack,
-    devices_per_node: float,
     p: PlanDims,
     t: ModeTotals,
+    seq_len: float,
     n_microbatches: float,
 ) -> PipelineTime:
     """:func:`pipeline_of_chunks` for the balanced layout [s]."""
@@ -350,17 +525,19 @@ def uneven_pipeline_time(
             virtual = i * p.pp + r
             layers[i] = layers_before(a, p, virtual + 1.0) - layers_before(a, p, virtual)
         c = stage_content(a, p, float(r))
-        fill_chunks(a, stack, p, t, c, layers, seconds[:, r])
-    return pipeline_of_chunks(stack, devices_per_node, seconds, n_microbatches, t.forward_share)
+        fill_chunks(a, hw, stack, p, t, seq_len, c, layers, seconds[:, r])
+    node = hw.fabric.devices_per_node
+    return pipeline_of_chunks(stack, node, seconds, n_microbatches, t.forward_share)
 
 
 @formula
 def pipeline_time(
     a: ArchitectureDims,
+    hw: Hardware,
     stack: Stack,
-    devices_per_node: float,
     p: PlanDims,
     t: ModeTotals,
+    seq_len: float,
     n_microbatches: float,
 ) -> PipelineTime:
     """Time from the first microbatch's forward to the last one's backward [s].
@@ -369,24 +546,24 @@ def pipeline_time(
     the last one.
     """
     if is_uneven(a, p):
-        return uneven_pipeline_time(a, stack, devices_per_node, p, t, n_microbatches)
-    last = time_of_stage(a, stack, p, t, p.pp - 1.0).time
-    first = time_of_stage(a, stack, p, t, 0.0).time
+        return uneven_pipeline_time(a, hw, stack, p, t, seq_len, n_microbatches)
+    last = time_of_stage(a, hw, stack, p, t, seq_len, p.pp - 1.0).time
+    first = time_of_stage(a, hw, stack, p, t, seq_len, 0.0).time
     mid = first
     if a.moe_every > 1.0 and p.pp > 1.0:  # dense layers all over: the slowest plain stage
         stage = 1.0
-        mid = plain_stage_time(a, stack, p, t, stage)
+        mid = plain_stage_time(a, hw, stack, p, t, seq_len, stage)
         while stage < p.pp - 2.0:
             stage += 1.0
-            mid = max(mid, plain_stage_time(a, stack, p, t, stage))
+            mid = max(mid, plain_stage_time(a, hw, stack, p, t, seq_len, stage))
     elif p.pp > 2.0 and a.first_k_dense > 0.0:
-        mid = time_of_stage(a, stack, p, t, p.pp - 2.0).time
+        mid = time_of_stage(a, hw, stack, p, t, seq_len, p.pp - 2.0).time
         if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
-            mid = max(mid, time_of_stage(a, stack, p, t, 1.0).time)
+            mid = max(mid, time_of_stage(a, hw, stack, p, t, seq_len, 1.0).time)
     elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
-        mid = plain_stage_time(a, stack, p, t, 1.0)
+        mid = plain_stage_time(a, hw, stack, p, t, seq_len, 1.0)
     makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
-    nodes = ceil(p.pp / devices_per_node)
+    nodes = ceil(p.pp / hw.fabric.devices_per_node)
     depth = stack.pipeline_node_cost * (nodes - 1.0) * makespan
     steady = n_microbatches * last
     return PipelineTime(steady=steady, bubble=makespan - steady, pipeline_depth=depth)
@@ -397,14 +574,11 @@ def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float
     """Exposed hand-offs of activations while the pipeline fills and drains [s].
 
     The first microbatch passes ``pp vpp - 1`` borders of chunks on its way to the loss, and as many
-    back. That no other hand-off is exposed is assumed.
+    back. Those of the steady part are in :func:`stage_hand_off_time`.
     """
     if p.pp <= 1.0:
         return 0.0
-    tokens = p.micro_batch * seq_len / p.cp
-    distance = p.tp * p.cp * p.dp
-    volume = BF16_BYTES * tokens / p.tp * a.d_model
-    return 2.0 * (p.pp * p.vpp - 1.0) * point_to_point_time(hw.fabric, distance, volume)
+    return 2.0 * (p.pp * p.vpp - 1.0) * border_time(a, hw, p, seq_len)
 
 
 @formula
@@ -418,30 +592,49 @@ def synchronisation_time(
 ) -> SynchronisationTime:
     """Time of what does not depend on the recompute mode: hand-offs, gradients, optimizer [s]."""
     final = p.pp - 1.0
-    exchange = data_parallel_time(a, hw, p, final)
+    exchange = data_parallel_time(a, hw, stack, p, final)
     update = optimizer_time(a, hw, stack, optimizer, p, final)
     if p.pp > 1.0:
-        exchange = max(exchange, data_parallel_time(a, hw, p, 0.0))
+        exchange = max(exchange, data_parallel_time(a, hw, stack, p, 0.0))
         update = max(update, optimizer_time(a, hw, stack, optimizer, p, 0.0))
     if a.moe_every > 1.0 or is_uneven(a, p):  # a stage between may hold more than either
         stage = 1.0
         while stage < final:
-            exchange = max(exchange, data_parallel_time(a, hw, p, stage))
+            exchange = max(exchange, data_parallel_time(a, hw, stack, p, stage))
             update = max(update, optimizer_time(a, hw, stack, optimizer, p, stage))
             stage += 1.0
     return SynchronisationTime(
-        hand_off=hand_off_time(a, hw, p, seq_len), data_parallel=exchange, optimizer=update
+        hand_off=hand_off_time(a, hw, p, seq_len),
+        data_parallel=exchange,
+        optimizer=update,
+        step_host=stack.step_host_s,
     )
 
 
 @formula
-def step_total(pipeline: PipelineTime, sync: SynchronisationTime) -> float:
+def exposed_exchange(
+    stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
+) -> float:
+    """Return what of the exchange once a step is not behind compute [s].
+
+    Gradients can be exchanged while the last microbatch is in its backward pass and weights while
+    the first one is in its forward pass: at most one microbatch's time hides.
+    """
+    window = pipeline.steady / n_microbatches
+    return sync.data_parallel - min(stack.dp_hidden * sync.data_parallel, window)
+
+
+@formula
+def step_total(
+    stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
+) -> float:
     """Time of one optimizer step [s]."""
     return (
         pipeline.steady
         + pipeline.bubble
         + pipeline.pipeline_depth
         + sync.hand_off
-        + sync.data_parallel
+        + exposed_exchange(stack, pipeline, sync, n_microbatches)
         + sync.optimizer
+        + sync.step_host
     )

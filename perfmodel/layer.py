@@ -1,8 +1,9 @@
 """Device time of one layer, operator by operator, for one microbatch on one device.
 
-``tokens`` are a device's own: ``micro_batch * seq_len / cp``. Tensor parallelism is always with
-sequence parallelism, so what lies between the matrix products (norms, residuals, the router, the
-permutation of tokens) works on ``tokens / tp``.
+``tokens`` are a device's own: ``micro_batch * seq_len / cp``. With sequence parallelism, what lies
+between the matrix products (norms, residuals, the router, the permutation of tokens) works on
+``tokens / tp``. Times of experts are those of the most loaded rank of EP, which has ``load`` times
+the mean rows.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from perfmodel.attention import (
     linear_time,
     tensor_parallel_time,
 )
-from perfmodel.collectives import all_to_all_time, ring_time
+from perfmodel.collectives import all_to_all_once_time, all_to_all_time, ring_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     BF16_BYTES,
+    cast_time,
     elementwise_time,
-    gemm_time,
     grouped_gemm_launch,
     grouped_gemm_time,
     head_time,
-    linear_backward_time,
     router_time,
     topk_time,
 )
+from perfmodel.mesh import PlanDims, sequence_shards
 
 MAIN_GRAD_EXTRA_BYTES = 6.0
 """Per weight and microbatch: a fused weight gradient reads and writes fp32 where it would else
@@ -65,10 +66,12 @@ class LayerCost(NamedTuple):
     dense_forward: OperatorTimes
     dense_backward: OperatorTimes
     dispatch: float  # one expert all-to-all (and all-gather over ETP) [s]
+    dispatch_once: float  # the same, where a token goes once to each node [s]
     launch_forward: float  # host time of the two grouped products, forward [s]
     launch_backward: float  # the same, backward [s]
     head: float  # head and cross-entropy, and for each prediction layer once more and `joined` [s]
     joined: float  # projection from 2d to d of one prediction layer, forward and backward [s]
+    score_byte: float  # to move one byte of every attention score of a layer [s/B]
 
 
 @formula
@@ -90,25 +93,33 @@ def total(t: OperatorTimes) -> float:
 
 
 @formula
-def ffn_forward(a: ArchitectureDims, hw: Hardware, tokens: float, width: float) -> float:
-    """Forward products of a dense block of ``width`` on one rank [s]."""
+def ffn_time(
+    a: ArchitectureDims, hw: Hardware, tokens: float, width: float, backward: float
+) -> float:
+    """Products of a dense block of ``width`` on one rank in one pass [s]."""
     if width <= 0.0:
         return 0.0
     up = (a.ffn_matrices - 1.0) * width
-    return gemm_time(hw.device, hw.gemm, tokens, up, a.d_model) + gemm_time(
-        hw.device, hw.gemm, tokens, a.d_model, width
+    return linear_time(hw, tokens, up, a.d_model, backward) + linear_time(
+        hw, tokens, a.d_model, width, backward
     )
 
 
 @formula
-def ffn_backward(a: ArchitectureDims, hw: Hardware, tokens: float, width: float) -> float:
-    """Backward products of a dense block of ``width`` on one rank [s]."""
-    if width <= 0.0:
-        return 0.0
+def expert_time(
+    a: ArchitectureDims, hw: Hardware, n_local: float, rows: float, width: float, backward: float
+) -> float:
+    """Device time of one pass of the local experts: products and quantising [s].
+
+    As in a linear layer: forward the inputs of both products, backward their outputs' gradients.
+    """
     up = (a.ffn_matrices - 1.0) * width
-    return linear_backward_time(hw.device, hw.gemm, tokens, up, a.d_model) + linear_backward_time(
-        hw.device, hw.gemm, tokens, a.d_model, width
-    )
+    surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
+    time = grouped_gemm_time(hw.device, surface, n_local, rows, up, a.d_model, backward)
+    time += grouped_gemm_time(hw.device, surface, n_local, rows, a.d_model, width, backward)
+    inner = up if backward > 0.0 else width
+    time += cast_time(hw.device, hw.elementwise, hw.cast, n_local * rows * a.d_model)
+    return time + cast_time(hw.device, hw.elementwise, hw.cast, n_local * rows * inner)
 
 
 @formula
@@ -119,12 +130,13 @@ def activation_traffic(a: ArchitectureDims, rows: float, width: float, backward:
 
 
 @formula
-def rows_per_expert(a: ArchitectureDims, tokens: float, tp: float, etp: float, ep: float) -> float:
-    """Rows that each local expert works on, balanced routing [-].
+def rows_per_expert(a: ArchitectureDims, p: PlanDims, tokens: float) -> float:
+    """Rows that each expert of the most loaded rank works on [-].
 
-    All ranks of the EP group feed it: ``(tokens / tp) K ep etp / E``.
+    All ranks of the EP group feed it: ``load (tokens / tp) K ep etp / E``.
     """
-    return tokens / tp * a.top_k * ep * etp / a.n_experts
+    local = tokens / sequence_shards(p)
+    return p.load * local * a.top_k * p.ep * p.etp / a.n_experts
 
 
 @formula
@@ -132,17 +144,15 @@ def dense_layer_times(
     a: ArchitectureDims,
     hw: Hardware,
     attention: AttentionTimes,
+    p: PlanDims,
     tokens: float,
-    tp: float,
     backward: float,
 ) -> OperatorTimes:
     """Device time of one pass over a dense layer, by operator [s]."""
+    tp = p.tp
     width = a.d_ff / tp
     weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * width + a.extra / tp
     traffic = backward * MAIN_GRAD_EXTRA_BYTES * weights
-    ffn = (
-        ffn_backward(a, hw, tokens, width) if backward > 0.0 else ffn_forward(a, hw, tokens, width)
-    )
     return OperatorTimes(
         attention_linear=attention.linear,
         attention_core=attention.core,
@@ -153,9 +163,9 @@ def dense_layer_times(
         activation=elementwise_time(
             hw.device, hw.elementwise, activation_traffic(a, tokens, width, backward), 1.0
         ),
-        dense_ffn=ffn,
-        tensor_parallel=attention_parallel_time(a, hw, tp, tokens)
-        + tensor_parallel_time(hw, tp, tokens * BF16_BYTES * a.d_model),
+        dense_ffn=ffn_time(a, hw, tokens, width, backward),
+        tensor_parallel=attention_parallel_time(a, hw, p, tokens)
+        + tensor_parallel_time(hw, p, tokens * BF16_BYTES * a.d_model),
         context_parallel=attention.ring,
         gradient=elementwise_time(hw.device, hw.elementwise, traffic, 0.0),
     )
@@ -166,20 +176,17 @@ def moe_layer_times(
     a: ArchitectureDims,
     hw: Hardware,
     attention: AttentionTimes,
+    p: PlanDims,
     tokens: float,
-    tp: float,
-    etp: float,
-    ep: float,
     backward: float,
 ) -> OperatorTimes:
     """Device time of one pass over a MoE layer, by operator, all-to-all apart [s]."""
-    dev, elem = hw.device, hw.elementwise
-    local = tokens / tp
+    dev, elem, tp = hw.device, hw.elementwise, p.tp
+    local = tokens / sequence_shards(p)
     hidden = BF16_BYTES * a.d_model
-    n_local = a.n_experts / ep
-    rows = rows_per_expert(a, tokens, tp, etp, ep)
-    width = a.d_expert / etp
-    up = (a.ffn_matrices - 1.0) * width
+    n_local = a.n_experts / p.ep
+    rows = rows_per_expert(a, p, tokens)
+    width = a.d_expert / p.etp
     shared = a.d_shared / tp
     blocks = 2.0 if a.d_shared > 0.0 else 1.0  # that TP splits
 
@@ -187,78 +194,86 @@ def moe_layer_times(
     gate = router_time(dev, elem, local, a.d_model, a.n_experts)
     router = 2.0 * gate if backward > 0.0 else gate + topk_time(hw.topk, local, a.n_experts)
     # to expert order and back; behind an exchange once more, on the rows that ETP gathered
-    passes = 4.0 if ep * etp > 1.0 else 2.0
-    moved = 2.0 * (1.0 + etp) if ep * etp > 1.0 else 2.0
+    passes = 4.0 if p.ep * p.etp > 1.0 else 2.0
+    moved = 2.0 * (1.0 + p.load * p.etp) if p.ep * p.etp > 1.0 else 2.0
     permutation = elementwise_time(dev, elem, moved * 2.0 * local * a.top_k * hidden, passes)
-    surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
-    experts = grouped_gemm_time(dev, surface, n_local, rows, up, a.d_model, backward)
-    experts += grouped_gemm_time(dev, surface, n_local, rows, a.d_model, width, backward)
     traffic = activation_traffic(a, n_local * rows, width, backward)
     traffic += activation_traffic(a, tokens, shared, backward)
     weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * (n_local * width + shared)
     weights += a.extra / tp
-    ffn = (
-        ffn_backward(a, hw, tokens, shared)
-        if backward > 0.0
-        else ffn_forward(a, hw, tokens, shared)
-    )
     return OperatorTimes(
         attention_linear=attention.linear,
         attention_core=attention.core,
         elementwise=attention.elementwise,
         router=router,
         permutation=permutation,
-        experts=experts,
+        experts=expert_time(a, hw, n_local, rows, width, backward),
         activation=elementwise_time(dev, elem, traffic, blocks),
-        dense_ffn=ffn,
-        tensor_parallel=attention_parallel_time(a, hw, tp, tokens)
-        + (blocks - 1.0) * tensor_parallel_time(hw, tp, tokens * hidden),
+        dense_ffn=ffn_time(a, hw, tokens, shared, backward),
+        tensor_parallel=attention_parallel_time(a, hw, p, tokens)
+        + (blocks - 1.0) * tensor_parallel_time(hw, p, tokens * hidden),
         context_parallel=attention.ring,
         gradient=elementwise_time(dev, elem, backward * MAIN_GRAD_EXTRA_BYTES * weights, 0.0),
     )
 
 
 @formula
-def dispatch_time(
-    a: ArchitectureDims, hw: Hardware, local_tokens: float, etp: float, ep: float
-) -> float:
+def dispatch_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: float) -> float:
     """Time to send every token's K copies to their experts, or to bring them back [s].
 
-    With ETP the copies are gathered over the expert-tensor group behind the all-to-all.
+    The most loaded rank sets it. With ETP the copies are gathered over the expert-tensor group
+    behind the all-to-all.
     """
-    volume = local_tokens * a.top_k * BF16_BYTES * a.d_model
+    volume = p.load * local_tokens * a.top_k * BF16_BYTES * a.d_model
     node = hw.fabric.devices_per_node
-    return all_to_all_time(hw.fabric, ep, etp, volume) + ring_time(
-        hw.fabric.all_gather, node, etp, 1.0, etp * volume
+    return all_to_all_time(hw.fabric, p.ep, p.etp, volume) + ring_time(
+        hw.fabric.all_gather, node, p.etp, 1.0, p.etp * volume
     )
 
 
 @formula
-def layer_cost(
-    a: ArchitectureDims,
-    hw: Hardware,
-    seq_len: float,
-    micro_batch: float,
-    tp: float,
-    etp: float,
-    ep: float,
-    cp: float,
-) -> LayerCost:
+def dispatch_once_time(
+    a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: float
+) -> float:
+    """:func:`dispatch_time` where each token goes once to each node that has experts of it [s]."""
+    token_bytes = p.load * local_tokens * BF16_BYTES * a.d_model
+    gathered = p.etp * a.top_k * token_bytes
+    node = hw.fabric.devices_per_node
+    return all_to_all_once_time(hw.fabric, p.ep, p.etp, token_bytes, a.top_k) + ring_time(
+        hw.fabric.all_gather, node, p.etp, 1.0, gathered
+    )
+
+
+@formula
+def score_byte_time(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> float:
+    """Time to move one byte of every score of a layer's attention, full square of each head [s/B].
+
+    For stacks that write the scores to memory: products, mask and softmax, dropout.
+    """
+    scores = p.micro_batch * a.n_heads / (p.tp * p.cp) * seq_len * seq_len
+    return scores / (hw.device.memory_bw * hw.elementwise.bw_eff)
+
+
+@formula
+def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> LayerCost:
     """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
-    tokens = micro_batch * seq_len / cp
-    forward = attention_times(a, hw, seq_len, micro_batch, tp, cp, 0.0)
-    backward = attention_times(a, hw, seq_len, micro_batch, tp, cp, 1.0)
+    tokens = p.micro_batch * seq_len / p.cp
+    tp = p.tp
+    forward = attention_times(a, hw, seq_len, p, 0.0)
+    backward = attention_times(a, hw, seq_len, p, 1.0)
     moe_forward = NO_TIME
     moe_backward = NO_TIME
     dispatch = 0.0
+    dispatch_once = 0.0
     launch_forward = 0.0
     launch_backward = 0.0
     if a.n_experts > 0.0:
-        moe_forward = moe_layer_times(a, hw, forward, tokens, tp, etp, ep, 0.0)
-        moe_backward = moe_layer_times(a, hw, backward, tokens, tp, etp, ep, 1.0)
-        dispatch = dispatch_time(a, hw, tokens / tp, etp, ep)
-        launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / ep)
-        launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / ep)
+        moe_forward = moe_layer_times(a, hw, forward, p, tokens, 0.0)
+        moe_backward = moe_layer_times(a, hw, backward, p, tokens, 1.0)
+        dispatch = dispatch_time(a, hw, p, tokens / sequence_shards(p))
+        dispatch_once = dispatch_once_time(a, hw, p, tokens / sequence_shards(p))
+        launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / p.ep)
+        launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / p.ep)
     head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
     prediction = a.mtp_dense + a.mtp_moe
     joined = 0.0
@@ -269,11 +284,13 @@ def layer_cost(
     return LayerCost(
         moe_forward=moe_forward,
         moe_backward=moe_backward,
-        dense_forward=dense_layer_times(a, hw, forward, tokens, tp, 0.0),
-        dense_backward=dense_layer_times(a, hw, backward, tokens, tp, 1.0),
+        dense_forward=dense_layer_times(a, hw, forward, p, tokens, 0.0),
+        dense_backward=dense_layer_times(a, hw, backward, p, tokens, 1.0),
         dispatch=dispatch,
+        dispatch_once=dispatch_once,
         launch_forward=launch_forward,
         launch_backward=launch_backward,
         head=head,
         joined=joined,
+        score_byte=score_byte_time(a, hw, seq_len, p),
     )

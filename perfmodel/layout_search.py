@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.architecture import Architecture, MfuConvention
-from perfmodel.batch import plan_matrix, price
+from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
@@ -196,15 +196,18 @@ class _Case:
 
     def price(self, table: PlanTable, rows: NDArray[np.int64], stack: Stack) -> PricedRows:
         """Price some rows of a table, ascending."""
+        part = table.select(rows)
         step_s, memory = price(
             self.architecture,
-            plan_matrix(table.select(rows)),
+            plan_matrix(part),
             np.arange(len(rows)),
-            hardware=self.cluster.constants,
+            hardware=self.cluster.constants_for(self.batch.precision),
             stack=stack,
             optimizer=self.batch.optimizer.dims,
             seq_len=self.batch.seq_len,
             global_batch=self.batch.global_batch,
+            alike=alike_of(part),
+            loads=loads_of(part, self.batch.routing),
         )
         return PricedRows(rows, step_s, memory)
 

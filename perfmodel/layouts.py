@@ -53,10 +53,11 @@ def contents_of(
 
 def pipeline_of_layout(
     a: ArchitectureDims,
+    hw: Hardware,
     stack: Stack,
-    devices_per_node: float,
     p: PlanDims,
     t: ModeTotals,
+    seq_len: float,
     n_microbatches: float,
     layout: StageLayout,
 ) -> PipelineTime:
@@ -64,8 +65,9 @@ def pipeline_of_layout(
     seconds = np.empty((layout.vpp, layout.pp))
     for rank, c in enumerate(contents_of(a, p, layout)):
         layers = np.array([float(s.layers + s.mtp) for s in layout.stages[rank :: layout.pp]])
-        fill_chunks(a, stack, p, t, c, layers, seconds[:, rank])
-    return pipeline_of_chunks(stack, devices_per_node, seconds, n_microbatches, t.forward_share)
+        fill_chunks(a, hw, stack, p, t, seq_len, c, layers, seconds[:, rank])
+    node = hw.fabric.devices_per_node
+    return pipeline_of_chunks(stack, node, seconds, n_microbatches, t.forward_share)
 
 
 def synchronisation_of_layout(
@@ -80,6 +82,7 @@ def synchronisation_of_layout(
     """Time of hand-offs, gradients and optimizer: the slowest stage's of each [s]."""
     return SynchronisationTime(
         hand_off=hand_off_time(a, hw, p, seq_len),
-        data_parallel=max(exchange_time(a, hw, p, c) for c in contents),
+        data_parallel=max(exchange_time(a, hw, stack, p, c) for c in contents),
         optimizer=max(update_time(a, hw, stack, optimizer, p, c) for c in contents),
+        step_host=stack.step_host_s,
     )

@@ -10,7 +10,7 @@ from perfmodel.dims import ArchitectureDims
 
 
 class PlanDims(NamedTuple):
-    """Degrees of a plan as floats; ``recompute`` is its code, 0 none to 3 full."""
+    """A plan as floats: its degrees, and what else the formulas need to know of it."""
 
     tp: float
     etp: float
@@ -20,7 +20,28 @@ class PlanDims(NamedTuple):
     cp: float
     dp: float
     micro_batch: float
-    recompute: float
+    recompute: float  # code: 0 none to 3 full, or one of modules (perfmodel.replay)
+    load: float = 1.0  # rows on the most loaded rank of EP over the mean [-]
+    sequence_parallel: float = 1.0  # 1: what lies between TP's blocks is split over TP
+    zero: float = 1.0  # ZeRO stage, 0 to 3
+    instances: float = 1.0  # replicas of the sharded optimizer (HSDP with zero=3)
+    heads_over_cp: float = 0.0  # 1: CP exchanges heads all-to-all; 0: keys and values in a ring
+    offload: float = 0.0  # share of the optimizer that is on the host
+
+
+@formula
+def sequence_shards(p: PlanDims) -> float:
+    """Parts that a rank's tokens are in between the blocks that TP splits [-]."""
+    return p.tp if p.sequence_parallel > 0.0 else 1.0
+
+
+@formula
+def state_shards(p: PlanDims) -> tuple[float, float]:
+    """Ranks that the optimizer's state is sharded over: of dense parameters, of experts [-]."""
+    if p.zero < 1.0:
+        return 1.0, 1.0
+    replicas = p.dp * p.cp / p.instances
+    return replicas, p.tp * replicas / (p.etp * p.ep)
 
 
 class StageLayers(NamedTuple):

@@ -13,17 +13,19 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, StrictInt
+from pydantic import AfterValidator, Field, StrictInt, model_validator
 
 from perfmodel._integers import divisors
 from perfmodel.constraints import Constraint, Quotient, compile_order
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
+from perfmodel.mesh import PlanDims
 from perfmodel.ranks import Mesh
+from perfmodel.replay import FIRST_MODULE_CODE, MODULE_BITS
 from perfmodel.rules import (
     ARCHITECTURE_VARIABLES,
     DERIVED,
@@ -32,11 +34,21 @@ from perfmodel.rules import (
     RULES,
     architecture_values,
     explain,
+    option_values,
     run_values,
 )
 from perfmodel.stages import BALANCED, Stage, StageLayout, counts_of, layout_numbers, stages_of
 
-__all__ = ["MAX_DEGREE", "Mesh", "Plan", "PlanSpace", "PlanTable", "Recompute", "legal_mask"]
+__all__ = [
+    "MAX_DEGREE",
+    "Mesh",
+    "Plan",
+    "PlanSpace",
+    "PlanTable",
+    "Recompute",
+    "legal_mask",
+    "plan_dims",
+]
 
 MAX_LAYOUTS = 20_000_000
 """The most rows of a skeleton on the way to its last column."""
@@ -76,6 +88,27 @@ def _canonical(text: str | None) -> str | None:
 Layout = Annotated[str | None, AfterValidator(_canonical)]
 
 
+class Module(StrEnum):
+    """A part of a layer that Megatron-Core can recompute by itself."""
+
+    CORE_ATTN = "core_attn"
+    LAYERNORM = "layernorm"
+    MOE_ACT = "moe_act"
+    MLA_UP_PROJ = "mla_up_proj"
+    MLP = "mlp"
+    MOE = "moe"
+    SHARED_EXPERTS = "shared_experts"
+
+
+Modules = Annotated[
+    tuple[Module, ...],
+    AfterValidator(lambda given: tuple(module for module in Module if module in given)),
+]
+ZeroStage = Annotated[StrictInt, Field(ge=0, le=3)]
+CpComm = Literal["p2p", "a2a"]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
 class Plan(Frozen):
     """One layout of a training step over a cluster.
 
@@ -91,6 +124,21 @@ class Plan(Frozen):
         What lies on each virtual stage: ``balanced``; decoder layers of each such as
         ``16/16/16/13``, prediction layers on the last; or a layout string of Megatron-Core
         (:mod:`perfmodel.stages`). None asks for equal stages.
+    recompute_modules : tuple of Module
+        With `recompute` selective: the modules that are computed again, in place of attention
+        alone (Megatron-Core's ``--recompute-modules``).
+    sequence_parallel : bool
+        Whether what lies between the blocks that TP splits is split over TP as well.
+    zero : int
+        ZeRO stage: what is sharded over the replicas. 0 nothing; 1 the optimizer's state
+        (Megatron-Core's distributed optimizer); 2 gradients too; 3 weights too (FSDP).
+    optimizer_instances : int
+        Groups of replicas that each hold a whole copy of what `zero` shards
+        (``--num-distributed-optimizer-instances``; with `zero` 3, HSDP).
+    cp_comm : str
+        ``p2p``: keys and values go round a ring; ``a2a``: heads are exchanged (Ulysses).
+    optimizer_offload : float
+        Share of the optimizer's state and step that is on the host [-].
     """
 
     tp: Degree = 1
@@ -103,6 +151,28 @@ class Plan(Frozen):
     micro_batch: Degree = 1
     recompute: Recompute = Recompute.NONE
     layout: Layout = None
+    recompute_modules: Modules = ()
+    sequence_parallel: bool = True
+    zero: ZeroStage = 1
+    optimizer_instances: Degree = 1
+    cp_comm: CpComm = "p2p"
+    optimizer_offload: Share = 0.0
+
+    @model_validator(mode="after")
+    def _modules_of_selective(self) -> Self:
+        if self.recompute_modules and self.recompute is not Recompute.SELECTIVE:
+            raise ValueError(
+                f"recompute_modules={'+'.join(self.recompute_modules)} needs recompute=selective, "
+                f"not {self.recompute}"
+            )
+        return self
+
+    @property
+    def recompute_code(self) -> int:
+        """The integer that stands for what is computed again (:mod:`perfmodel.replay`)."""
+        if not self.recompute_modules:
+            return self.recompute.code
+        return FIRST_MODULE_CODE + sum(MODULE_BITS[module] for module in self.recompute_modules)
 
     @classmethod
     def parse(cls, text: str, world: int | None = None) -> Plan:
@@ -116,7 +186,7 @@ class Plan(Frozen):
         world : int, optional
             Number of devices, from which `dp` follows where the text does not give it.
         """
-        given: dict[str, int | Recompute | str | None] = {}
+        given: dict[str, Value] = {}
         for item in filter(None, (part.strip() for part in _ITEM.findall(text))):
             written, equals, value = (part.strip() for part in item.partition("="))
             if not equals:
@@ -163,14 +233,28 @@ class Plan(Frozen):
         return {"layout": LAYOUT_CODES["explicit"], **layout_numbers(stages, self.pp)}
 
     def __str__(self) -> str:
-        """Write every field, defaults too and a layout if there is one, as `parse` reads it."""
-        shown = {_SHORT.get(name, name): value for name, value in self if value is not None}
+        """Write every degree, defaults too, and what else is not default, as `parse` reads it."""
+        plain = {name for name in OPTIONS if getattr(self, name) == _default(name)}
+        shown = {
+            _SHORT.get(name, name): _written(value)
+            for name, value in self
+            if value is not None and name not in plain
+        }
         return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
 _ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+|["']""")
 _ALIASES = {"mbs": "micro_batch"}
 _SHORT = {name: alias for alias, name in _ALIASES.items()}
+OPTIONS = (
+    "recompute_modules",
+    "sequence_parallel",
+    "zero",
+    "optimizer_instances",
+    "cp_comm",
+    "optimizer_offload",
+)
+"""Fields of a plan that are alike in all plans of a space."""
 _DP = Quotient(("world",), ("tp", "cp", "pp"))
 
 
@@ -181,13 +265,37 @@ def _quote(text: str) -> str:
 def _unknown_key(key: str) -> str:
     keys = [_SHORT.get(name, name) for name in Plan.model_fields]
     close = get_close_matches(key, [*keys, *_SHORT], n=1)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    return f"{_quote(key)} is not a key of a plan, which are {', '.join(keys)}{hint}"
+    if close:
+        return f"{_quote(key)} is not a key of a plan; did you mean {close[0]}?"
+    return f"{_quote(key)} is not a key of a plan, which are {', '.join(keys)}."
 
 
-def _value_of(name: str, written: str, value: str) -> int | Recompute | str | None:
+def _default(name: str) -> object:
+    return Plan.model_fields[name].default
+
+
+def _written(value: object) -> object:
+    if isinstance(value, tuple):
+        return "+".join(value)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+Value = int | float | bool | Recompute | str | tuple[str, ...] | None
+
+
+def _value_of(name: str, written: str, value: str) -> Value:
     if name == "recompute":
         return _recompute(value)
+    if name == "recompute_modules":
+        return tuple(_one_of(written, part, tuple(Module)) for part in value.split("+") if part)
+    if name == "sequence_parallel":
+        return _one_of(written, value, ("true", "false")) == "true"
+    if name == "cp_comm":
+        return _one_of(written, value, ("p2p", "a2a"))
+    if name == "zero":
+        return int(_one_of(written, value, ("0", "1", "2", "3")))
+    if name == "optimizer_offload":
+        return _share(written, value)
     if name == "layout":
         bare = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else value
         return _canonical(bare)
@@ -203,12 +311,22 @@ def _degree(key: str, value: str) -> int:
     return number
 
 
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise PerfmodelError(f"{key}={_quote(value)} must be one of {', '.join(allowed)}.")
+    return value
+
+
+def _share(key: str, value: str) -> float:
+    if re.fullmatch(r"[0-9.]{1,18}", value) and value.count(".") <= 1 and value != ".":
+        number = float(value)
+        if number <= 1.0:
+            return number
+    raise PerfmodelError(f"{key}={_quote(value)} must be a number from 0 to 1.")
+
+
 def _recompute(value: str) -> Recompute:
-    try:
-        return Recompute(value)
-    except ValueError:
-        modes = ", ".join(Recompute)
-        raise PerfmodelError(f"recompute={_quote(value)} must be one of {modes}.") from None
+    return Recompute(_one_of("recompute", value, tuple(Recompute)))
 
 
 def _derive_dp(plan: Plan, world: int) -> int:
@@ -227,6 +345,27 @@ def _checked_world(world: int) -> int:
     return checked
 
 
+def plan_dims(plan: Plan, load: float = 1.0) -> PlanDims:
+    """Return the plan as the formulas take it; ``load`` is the routing's on the plan's EP."""
+    return PlanDims(
+        tp=float(plan.tp),
+        etp=float(plan.etp),
+        ep=float(plan.ep),
+        pp=float(plan.pp),
+        vpp=float(plan.vpp),
+        cp=float(plan.cp),
+        dp=float(plan.dp),
+        micro_batch=float(plan.micro_batch),
+        recompute=float(plan.recompute_code),
+        load=load,
+        sequence_parallel=float(plan.sequence_parallel),
+        zero=float(plan.zero),
+        instances=float(plan.optimizer_instances),
+        heads_over_cp=float(plan.cp_comm == "a2a"),
+        offload=plan.optimizer_offload,
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class PlanTable:
     """Many plans as columns of equal length; `recompute` and `layout` hold codes."""
@@ -243,6 +382,7 @@ class PlanTable:
     n_microbatches: Column
     edp: Column
     layout: Column
+    options: dict[str, object] = field(default_factory=dict, repr=False)
     _memo: dict[tuple[object, ...], NDArray[np.bool_]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -254,7 +394,12 @@ class PlanTable:
     @property
     def columns(self) -> dict[str, Column]:
         """Every column by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.repr}
+
+    @cached_property
+    def codes(self) -> dict[str, int]:
+        """What the rules read of the options."""
+        return option_values(PlanSpace.model_validate(self.options))
 
     @cached_property
     def both_layouts(self) -> bool:
@@ -263,14 +408,18 @@ class PlanTable:
 
     def plan(self, i: int) -> Plan:
         """Read one row back as a plan."""
-        row = {name: int(self.columns[name][i]) for name in Plan.model_fields}
+        names = (name for name in Plan.model_fields if name not in OPTIONS)
+        row = {name: int(self.columns[name][i]) for name in names}
         recompute = tuple(Recompute)[row["recompute"]]
         layout = BALANCED if row["layout"] == LAYOUT_CODES[BALANCED] else None
-        return Plan.model_validate({**row, "recompute": recompute, "layout": layout})
+        return Plan.model_validate(
+            {**row, **self.options, "recompute": recompute, "layout": layout}
+        )
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> PlanTable:
         """Keep the rows of a mask or of an index."""
-        return PlanTable(**{name: column[rows] for name, column in self.columns.items()})
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return PlanTable(**columns, options=self.options)
 
 
 _EXPLICIT = {*LAYOUT_VARIABLES}  # a table has no explicit layouts
@@ -299,7 +448,8 @@ def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArra
     for constraint, reads in _ARCHITECTURE_CONSTRAINTS:
         key = (constraint, *(values[variable] for variable in reads))
         if key not in table._memo:
-            table._memo[key] = np.asarray(constraint.holds({**table.columns, **values}))
+            given: dict[str, int | Column] = {**table.columns, **values, **table.codes}
+            table._memo[key] = np.asarray(constraint.holds(given))
         legal &= table._memo[key]
     return legal
 
@@ -338,6 +488,8 @@ class PlanSpace(Frozen):
         Allowed modes.
     layouts : tuple of str
         ``equal`` stages, ``balanced`` ones for other numbers of layers, or both.
+    sequence_parallel, zero, optimizer_instances, cp_comm, optimizer_offload
+        Of every plan in the space; see `Plan`.
     """
 
     tp: Degrees | None = None
@@ -353,6 +505,16 @@ class PlanSpace(Frozen):
     micro_batch: Degrees = (1, 2, 4)
     recompute: Modes = tuple(Recompute)
     layouts: Layouts = ("equal",)
+    sequence_parallel: bool = True
+    zero: ZeroStage = 1
+    optimizer_instances: Degree = 1
+    cp_comm: CpComm = "p2p"
+    optimizer_offload: Share = 0.0
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What every plan of the space has in common."""
+        return {name: getattr(self, name) for name in OPTIONS if name in type(self).model_fields}
 
     def domain(self, variable: str, world: int) -> Column:
         """List the values that a degree may take on some number of devices, ascending."""
@@ -367,7 +529,7 @@ class PlanSpace(Frozen):
         degrees bound so far can decide. Rows are in ascending order of (tp, etp, cp, ep,
         micro_batch, pp, vpp, dp, recompute, layout).
         """
-        run = run_values(_checked_world(world), seq_len, global_batch)
+        run = {**run_values(_checked_world(world), seq_len, global_batch), **option_values(self)}
         columns: dict[str, Column] = {"": np.zeros(1, dtype=np.int64)}
         levels = compile_order(_RUN_CONSTRAINTS, _BINDING_ORDER, run)
         for variable, constraints in zip(_BINDING_ORDER, levels, strict=True):
@@ -384,7 +546,7 @@ class PlanSpace(Frozen):
         del columns[""]
         for column in columns.values():
             column.flags.writeable = False
-        return PlanTable(**columns)
+        return PlanTable(**columns, options=self.options)
 
     def plans(
         self, architecture_vars: Mapping[str, int], world: int, seq_len: int, global_batch: int

@@ -10,6 +10,8 @@ from perfmodel.collectives import ranks_per_node
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
 from perfmodel.memory import dense_parameters, expert_parameters
+from perfmodel.mesh import sequence_shards
+from perfmodel.precision import Precision
 
 if TYPE_CHECKING:
     from perfmodel.step import StepModel
@@ -28,14 +30,14 @@ def queries(model: StepModel) -> Queries:
     asked = _attention(model) + _groups(model)
     tokens = p.micro_batch * float(model.batch.seq_len) / p.cp
     asked.append(("head", {"tokens": tokens, "d_model": a.d_model, "vocab": a.vocab_size / p.tp}))
-    local = tokens / p.tp
+    local = tokens / sequence_shards(p)
     dense = model.architecture.n_dense_layers > 0
     asked.append(("elementwise", {"traffic_bytes": 2.0 * BF16_BYTES * local * a.d_model}))
     widths = {a.d_ff if dense else 0.0, a.d_shared if a.n_experts > 0.0 else 0.0}
     for width in sorted(widths - {0.0}):
         asked += _block("gemm", {"m": tokens}, a.d_model, width / p.tp, a.ffn_matrices)
     if a.n_experts > 0.0:
-        rows = rows_per_expert(a, tokens, p.tp, p.etp, p.ep)
+        rows = rows_per_expert(a, p, tokens)
         fixed = {"n_gemms": a.n_experts / p.ep, "rows": rows}
         for way in ("forward", "backward"):
             asked += _block(f"grouped_{way}", fixed, a.d_model, a.d_expert / p.etp, a.ffn_matrices)
@@ -67,7 +69,7 @@ def _attention(model: StepModel) -> Queries:
     }
     products = [{"m": tokens, "n": a.d_model, "k": heads * a.v_head_dim}]
     if a.latent > 0.0:
-        local, query = tokens / p.tp, a.q_lora_rank or a.d_model
+        local, query = tokens / sequence_shards(p), a.q_lora_rank or a.d_model
         unfolded = heads * (a.head_dim - a.rope_head_dim + a.v_head_dim)
         products += [
             {"m": local, "n": a.kv_lora_rank + a.rope_head_dim, "k": a.d_model},
@@ -89,7 +91,7 @@ def _attention(model: StepModel) -> Queries:
 def _groups(model: StepModel) -> Queries:
     """Return what the groups of the two meshes exchange."""
     a, p = model.architecture.dims, model.dims
-    local = p.micro_batch * float(model.batch.seq_len) / p.cp / p.tp
+    local = p.micro_batch * float(model.batch.seq_len) / p.cp / sequence_shards(p)
     hidden = BF16_BYTES * a.d_model
     last = model.contents[-1]
     dense = dense_parameters(a, p, last)
@@ -103,7 +105,7 @@ def _groups(model: StepModel) -> Queries:
         volume = p.etp * local * a.top_k * hidden
         asked.append(("all_gather", {"size": p.etp, "stride": 1.0, "volume": volume}))
     rings = [
-        (p.tp, 1.0, local * p.tp * hidden, local * p.tp * hidden),
+        (p.tp, 1.0, local * sequence_shards(p) * hidden, local * sequence_shards(p) * hidden),
         (p.dp * p.cp, p.tp, FP32_BYTES * dense, BF16_BYTES * dense),
         (edp, p.etp * p.ep, FP32_BYTES * expert, BF16_BYTES * expert),
     ]
@@ -120,10 +122,12 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
 
     A surface that was not measured at all has one flag.
     """
-    pack = model.cluster.pack
+    pack, precision = model.cluster.pack, model.batch.precision
     found: dict[tuple[str, str], Flag] = {}
     flags: list[Flag] = [
-        flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)
+        flag
+        for surface, sizes in queries(model)
+        for flag in pack.check_at(precision, surface, **sizes)
     ]
     flags += model.profile.check(**stack_variables(model))
     for flag in flags:
@@ -161,6 +165,11 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
         said.append(
             f"mtp_layers={a.mtp_layers}: prediction layers have logits where the loss is and a "
             "copy of the embedding where they are; no run that the stack was fitted on has them"
+        )
+    if model.batch.precision is not Precision.BF16:
+        said.append(
+            f"precision={model.batch.precision}: no run that the stack was fitted on had it; the "
+            "host's time to launch the quantising is that of none"
         )
     if a.extra is not None:
         said.append(

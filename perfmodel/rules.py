@@ -39,19 +39,21 @@ from perfmodel.layout_rules import (
 from perfmodel.rule import Rule
 
 if TYPE_CHECKING:
-    from perfmodel.plan import Plan
+    from perfmodel.plan import Plan, PlanSpace
 
 __all__ = [
     "ARCHITECTURE_VARIABLES",
     "DERIVED",
     "LAYOUT_CODES",
     "LAYOUT_VARIABLES",
+    "OPTION_VARIABLES",
     "PLAN_VARIABLES",
     "RULES",
     "Rule",
     "Violation",
     "architecture_values",
     "explain",
+    "option_values",
     "require_legal",
     "rules_table",
     "run_values",
@@ -59,6 +61,8 @@ __all__ = [
 ]
 
 PLAN_VARIABLES = ("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch")
+OPTION_VARIABLES = ("zero", "optimizer_instances", "sequence_parallel", "heads_over_cp")
+"""What all plans of a space have in common; the last two are 1 for yes and 0 for no."""
 ARCHITECTURE_VARIABLES = (
     "n_layers",
     "n_heads",
@@ -205,10 +209,65 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sequence_parallel",
-        Divides(("cp", "tp"), ("seq_len",)),
-        "sequence parallelism, always on where TP > 1, splits the tokens of a CP rank over TP",
+        Implies(AtLeast(("sequence_parallel",), (1,)), Divides(("cp", "tp"), ("seq_len",))),
+        "sequence parallelism splits the tokens of a CP rank over TP",
         "tp",
         "megatron/core/tensor_parallel/mappings.py; NeMo-RL #3563",
+    ),
+    Rule(
+        "experts_need_sequence_parallel",
+        Implies(
+            AtMost(("sequence_parallel",), (0,)),
+            AnyOf((AtMost(("tp",), (1,)), AtMost(("n_experts",), (0,)))),
+        ),
+        "without sequence parallelism every rank of TP would route the same tokens",
+        "tp",
+        "megatron/core/transformer/moe/moe_layer.py",
+    ),
+    Rule(
+        "heads_over_cp",
+        Implies(AtLeast(("heads_over_cp",), (1,)), Divides(("tp", "cp"), ("n_heads",))),
+        "all-to-all context parallelism gives every rank whole heads",
+        "cp",
+        "arXiv 2309.14509; megatron/core/transformer/transformer_config.py (cp_comm_type)",
+    ),
+    Rule(
+        "kv_heads_over_cp",
+        Implies(AtLeast(("heads_over_cp",), (1,)), Divides(("tp", "cp"), ("n_kv_heads",))),
+        "all-to-all context parallelism exchanges whole key-value heads and replicates none",
+        "cp",
+        "arXiv 2309.14509",
+    ),
+    Rule(
+        "optimizer_instances",
+        Divides(("optimizer_instances",), ("dp", "cp")),
+        "every instance of the sharded optimizer spans the same number of replicas",
+        "optimizer_instances",
+        "megatron/core/parallel_state.py",
+    ),
+    Rule(
+        "expert_optimizer_instances",
+        Implies(
+            AtLeast(("optimizer_instances",), (2,)),
+            Divides(("optimizer_instances", "etp", "ep"), ("tp", "cp", "dp")),
+        ),
+        "every instance spans the same number of replicas of the experts",
+        "optimizer_instances",
+        "megatron/core/parallel_state.py; Megatron-LM #4342",
+    ),
+    Rule(
+        "instances_need_shards",
+        Implies(AtLeast(("optimizer_instances",), (2,)), AtLeast(("zero",), (1,))),
+        "there is nothing to replicate where nothing is sharded",
+        "optimizer_instances",
+        "megatron/training/arguments.py",
+    ),
+    Rule(
+        "sharding_in_pipeline",
+        Implies(AtLeast(("zero",), (2,)), AtMost(("pp",), (1,))),
+        "sharded gradients would be exchanged at every microbatch of every stage",
+        "zero",
+        "arXiv 1910.02054; DeepSpeed's PipelineEngine refuses ZeRO-2 and ZeRO-3",
     ),
 )
 """Every rule of a plan. The two on the sequence together say ``cp*lcm(2, tp)`` divides it."""
@@ -229,6 +288,16 @@ def architecture_values(architecture_vars: Mapping[str, int]) -> dict[str, int]:
     return {
         name: _at_least(name, given[name], int(name in _AT_LEAST_ONE))
         for name in ARCHITECTURE_VARIABLES
+    }
+
+
+def option_values(options: Plan | PlanSpace) -> dict[str, int]:
+    """Take what the rules read of a plan, or of all plans of a space, beside its degrees."""
+    return {
+        "zero": options.zero,
+        "optimizer_instances": options.optimizer_instances,
+        "sequence_parallel": int(options.sequence_parallel),
+        "heads_over_cp": int(options.cp_comm == "a2a"),
     }
 
 
@@ -307,6 +376,7 @@ def violations(
         **architecture_values(architecture_vars),
         **run_values(world, seq_len, global_batch),
         **{name: int(getattr(plan, name)) for name in PLAN_VARIABLES},
+        **option_values(plan),
     }
     values |= plan.layout_variables(values["mtp_layers"])
     derived = {n: int(q.value(values)) for n, q in DERIVED.items() if q.defined.holds(values)}

@@ -8,22 +8,38 @@ from typing import NamedTuple
 class Stack(NamedTuple):
     """Constants of a software stack, in the form that the formulas take.
 
-    The first four are fitted to measured runs; the others are stated assumptions. They come from
-    a stack profile (:mod:`perfmodel.calibration.stacks`).
+    A profile fits a few of them to measured runs and states the others
+    (:mod:`perfmodel.calibration.stacks`). Shares that are hidden run from 0, nothing overlaps, to
+    1, all that fits behind compute is hidden.
     """
 
     host_layer_s: float  # A: host time of one MoE layer, forward + replay + backward [s]
     host_microbatch_s: float  # H: host time of one microbatch on a stage, beside its layers [s]
     jitter_s: float  # s: wait of EP x PP ranks for the slowest of them [s]
     pipeline_node_cost: float  # c: relative cost of each further devices_per_node stages [-]
+    device_scale: float  # k: time of device kernels over that of the pack's surfaces [-]
+    attention_scale: float  # time of fused attention over that of the surface, beside k [-]
+    step_host_s: float  # once a step: optimizer launches, data loader, logging [s]
+    tp_hidden: float  # share of TP's collectives behind compute [-]
+    dp_hidden: float  # share of gradient and weight exchange behind compute [-]
+    pp_hidden: float  # share of a microbatch's hand-offs behind compute [-]
+    a2a_hidden: float  # share of the expert all-to-all behind compute [-]
+    score_bytes: float  # moved for each attention score, forward; 0 where attention is fused [B]
+    copies_once: float  # 1: a token goes once to each node that has experts of it; 0: K copies
+    launch_share: float  # of grouped products' launches: 1 one an expert, 0 fused or captured [-]
     forward_share: float  # of A: one forward pass [-]
     backward_share: float  # of A: one backward pass [-]
     dense_layer_share: float  # host time of a dense layer, relative to A [-]
     selective_replay: float  # of a forward pass that the host launches again, selective [-]
     super_selective_replay: float  # the same, super-selective [-]
+    gradient_bytes: float  # of each gradient on the wire [B]
     optimizer_matmul_eff: float  # of peak, in the optimizer's matrix iterations [-]
     framework_bytes: float  # context, communicators, workspaces on every device [B]
+    reserve_share: float  # of what is allocated, that the allocator holds besides [-]
 
 
-FITTED_CONSTANTS = ("host_layer_s", "host_microbatch_s", "jitter_s", "pipeline_node_cost")
-"""The constants that measured runs identify; the others are stated assumptions."""
+MAX_FITTED = 5
+"""The most constants that a profile may fit."""
+
+SWEEP_CONSTANTS = ("host_layer_s", "host_microbatch_s", "jitter_s", "pipeline_node_cost")
+"""The constants that the layout sweeps of megatron-eager identify."""

@@ -11,23 +11,26 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
 from perfmodel.frozen import Frozen
+from perfmodel.hardware import Hardware
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
     SynchronisationTime,
+    exposed_exchange,
+    layer_times,
     mode_totals,
     pipeline_time,
     step_total,
     synchronisation_time,
     time_of_content,
-    with_replay,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
 from perfmodel.memory import StageBytes, content_bytes, stage_total
 from perfmodel.mesh import PlanDims, StageContent, is_uneven
-from perfmodel.plan import Plan, Recompute
+from perfmodel.plan import Plan, Recompute, plan_dims
 from perfmodel.ranges import partial_nodes, range_flags, unmeasured_parts
+from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
 from perfmodel.stack import Stack
@@ -86,21 +89,6 @@ class StepEstimate(Frozen):
     hardware: str
 
 
-def plan_dims(plan: Plan) -> PlanDims:
-    """Return the plan as the formulas take it."""
-    return PlanDims(
-        tp=float(plan.tp),
-        etp=float(plan.etp),
-        ep=float(plan.ep),
-        pp=float(plan.pp),
-        vpp=float(plan.vpp),
-        cp=float(plan.cp),
-        dp=float(plan.dp),
-        micro_batch=float(plan.micro_batch),
-        recompute=float(plan.recompute.code),
-    )
-
-
 def check(
     architecture: Architecture, plan: Plan, cluster: Cluster, batch: Batch
 ) -> tuple[Violation, ...]:
@@ -127,7 +115,7 @@ class StepModel:
     @cached_property
     def dims(self) -> PlanDims:
         """The plan as the formulas take it."""
-        return plan_dims(self.plan)
+        return plan_dims(self.plan, self.batch.routing.load(self.plan.ep))
 
     @cached_property
     def n_microbatches(self) -> int:
@@ -135,19 +123,15 @@ class StepModel:
         return self.batch.global_batch // (self.plan.dp * self.plan.micro_batch)
 
     @cached_property
+    def hardware(self) -> Hardware:
+        """The machine's constants in the precision of the batch."""
+        return self.cluster.constants_for(self.batch.precision)
+
+    @cached_property
     def cost(self) -> LayerCost:
         """Costs of a layer; they depend on the hardware and not on the stack."""
-        p = self.dims
-        return layer_cost(
-            self.architecture.dims,
-            self.cluster.constants,
-            float(self.batch.seq_len),
-            p.micro_batch,
-            p.tp,
-            p.etp,
-            p.ep,
-            p.cp,
-        )
+        seq_len = float(self.batch.seq_len)
+        return layer_cost(self.architecture.dims, self.hardware, seq_len, self.dims)
 
     @cached_property
     def pipeline(self) -> PipelineTime:
@@ -167,18 +151,22 @@ class StepModel:
 
     def pipeline_under(self, stack: Stack) -> PipelineTime:
         """Return the pipeline's part of the step under other constants of the stack [s]."""
-        totals = mode_totals(self.cost, stack, self.dims.recompute)
         a, p, n = self.architecture.dims, self.dims, float(self.n_microbatches)
-        node = self.cluster.constants.fabric.devices_per_node
+        totals = mode_totals(self.cost, a, stack, p.recompute)
+        hw, seq_len = self.hardware, float(self.batch.seq_len)
         if self.layout is None:
-            return pipeline_time(a, stack, node, p, totals, n)
-        return pipeline_of_layout(a, stack, node, p, totals, n, self.layout)
+            return pipeline_time(a, hw, stack, p, totals, seq_len, n)
+        return pipeline_of_layout(a, hw, stack, p, totals, seq_len, n, self.layout)
 
     @cached_property
     def synchronisation(self) -> SynchronisationTime:
         """The part of the step outside the pipeline's stages [s]."""
-        a, p, hw = self.architecture.dims, self.dims, self.cluster.constants
-        stack, optimizer = self.profile.stack(), self.batch.optimizer.dims
+        return self.synchronisation_under(self.profile.stack())
+
+    def synchronisation_under(self, stack: Stack) -> SynchronisationTime:
+        """Return the part of the step outside the stages under other constants [s]."""
+        a, p, hw = self.architecture.dims, self.dims, self.hardware
+        optimizer = self.batch.optimizer.dims
         seq_len = float(self.batch.seq_len)
         if self.layout is None:
             return synchronisation_time(a, hw, stack, optimizer, p, seq_len)
@@ -187,15 +175,20 @@ class StepModel:
     @property
     def step_s(self) -> float:
         """Time of the step [s]."""
-        return float(step_total(self.pipeline, self.synchronisation))
+        stack, n = self.profile.stack(), float(self.n_microbatches)
+        return float(step_total(stack, self.pipeline, self.synchronisation, n))
+
+    def step_under(self, stack: Stack) -> float:
+        """Return the time of the step under other constants of the stack [s]."""
+        pipeline, sync = self.pipeline_under(stack), self.synchronisation_under(stack)
+        return float(step_total(stack, pipeline, sync, float(self.n_microbatches)))
 
     def time_of(self, index: int) -> StageTime:
         """One microbatch on a stage [s]."""
-        stack = self.profile.stack()
-        totals = mode_totals(self.cost, stack, self.dims.recompute)
-        return time_of_content(
-            self.architecture.dims, stack, self.dims, totals, self.contents[index]
-        )
+        stack, a, p = self.profile.stack(), self.architecture.dims, self.dims
+        totals = mode_totals(self.cost, a, stack, p.recompute)
+        hw, seq_len = self.hardware, float(self.batch.seq_len)
+        return time_of_content(a, hw, stack, p, totals, seq_len, self.contents[index])
 
     @cached_property
     def pace_stage(self) -> int:
@@ -225,9 +218,10 @@ class StepModel:
         """
         pace, n = self.time_of(self.pace_stage), float(self.n_microbatches)
         dense, moe = self.contents[self.pace_stage].dense, self.contents[self.pace_stage].moe
-        mode = self.dims.recompute
-        per_moe = with_replay(self.cost.moe_forward, self.cost.moe_backward, mode)
-        per_dense = with_replay(self.cost.dense_forward, self.cost.dense_backward, mode)
+        replay, up = replay_of(self.dims.recompute), latent_up_share(self.architecture.dims)
+        stack, cost = self.profile.stack(), self.cost
+        per_moe = layer_times(cost, stack, replay, 1.0, up)
+        per_dense = layer_times(cost, stack, replay, 0.0, up)
         parts = {
             f"compute_{name}": n * (moe * per_moe[i] + dense * per_dense[i])
             for i, name in enumerate(OperatorTimes._fields)
@@ -235,25 +229,29 @@ class StepModel:
         parts["head"] = n * pace.head
         parts["dispatch"] = n * max(0.0, pace.host + pace.jitter - pace.device - pace.head)
         parts["all_to_all"] = n * pace.dispatch
+        parts["sharding"] = n * pace.sharding
         parts["bubble"] = self.pipeline.bubble
         parts["pipeline_depth"] = self.pipeline.pipeline_depth
-        parts |= self.synchronisation._asdict()
+        sync = self.synchronisation
+        parts |= sync._asdict()
+        parts["hand_off"] += n * pace.hand_off
+        parts["data_parallel"] = exposed_exchange(stack, self.pipeline, sync, n)
         return {name: float(value) for name, value in parts.items()}
 
     def sources(self) -> dict[str, Source]:
         """Return what each part of the breakdown, and each headline number, rests on."""
-        pack = self.cluster.pack
+        pack, precision = self.cluster.pack, self.batch.precision
         # The fitted runs recompute in full: other modes split A by assumed shares.
         host = [constant.source for constant in self.profile.constants.values()]
         if self.plan.recompute is not Recompute.FULL:
-            host.append(self.profile.assumptions["forward_share"].source)
+            host.append(self.profile.source("forward_share"))
         if self.architecture.n_dense_layers:
-            host.append(self.profile.assumptions["dense_layer_share"].source)
+            host.append(self.profile.source("dense_layer_share"))
         ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather")])
         exchange = pack.source("all_to_all")
         elementwise = pack.source("elementwise")
         parts = {
-            "compute_attention_linear": pack.source("gemm"),
+            "compute_attention_linear": pack.source("gemm", precision),
             "compute_attention_core": weakest(
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
@@ -261,10 +259,13 @@ class StepModel:
             "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
-                [pack.source("grouped_forward"), pack.source("grouped_backward")]
+                [
+                    pack.source("grouped_forward", precision),
+                    pack.source("grouped_backward", precision),
+                ]
             ),
             "compute_activation": elementwise,
-            "compute_dense_ffn": pack.source("gemm"),
+            "compute_dense_ffn": pack.source("gemm", precision),
             "compute_tensor_parallel": ring,
             "compute_context_parallel": weakest([exchange, Source.ASSUMED]),
             "compute_gradient": weakest([elementwise, Source.ASSUMED]),
@@ -272,8 +273,10 @@ class StepModel:
             "dispatch": weakest(host),
             "all_to_all": exchange,
             "bubble": weakest(host),
-            "pipeline_depth": self.profile.constants["pipeline_node_cost"].source,
+            "pipeline_depth": self.profile.source("pipeline_node_cost"),
             "hand_off": weakest([exchange, Source.ASSUMED]),
+            "sharding": weakest([ring, Source.ASSUMED]),
+            "step_host": self.profile.source("step_host_s"),
             "data_parallel": ring,
             "optimizer": Source.ASSUMED,
         }
@@ -301,11 +304,12 @@ class StepModel:
 
 def _mismatch(model: StepModel) -> tuple[str, ...]:
     fitted_with, priced_with = model.profile.hardware, model.cluster.pack.name
-    if fitted_with == priced_with:
+    if priced_with in fitted_with:
         return ()
+    packs = "pack" if len(fitted_with) == 1 else "packs"
     return (
-        f"{model.profile.name}: its constants were fitted with hardware pack {fitted_with} and are "
-        f"used with {priced_with}.",
+        f"{model.profile.name}: its constants were fitted with hardware {packs} "
+        f"{', '.join(fitted_with)} and are used with {priced_with}.",
     )
 
 

@@ -1,7 +1,8 @@
 """How far the constants of a stack, and what the model misses, move a predicted throughput.
 
 Each fitted constant is drawn from a normal distribution in two halves with the profile's value as
-its median and the ends of the profile's interval as its 5% and 95% points, cut at 0:
+its median and the ends of the profile's interval as its 5% and 95% points, cut at 0, and
+at 1 for a share:
 
     constant = max(0, value + z (high - value) / 1.645)    z >= 0
     constant = max(0, value + z (value - low) / 1.645)     z < 0
@@ -13,7 +14,7 @@ independently: a profile says nothing about their correlation.
 
 from __future__ import annotations
 
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = ["Interval", "StackDraws", "draw_stacks", "residual_error", "scaled", 
 
 LOW, HIGH = 0.05, 0.95
 _Z_HIGH = 1.6448536269514722  # the 95% point of a standard normal distribution
+_SHARES = ("_hidden", "_share", "_once")  # constants that are at most 1
 
 
 class Interval(Frozen):
@@ -67,7 +69,8 @@ def draw_stacks(profile: StackProfile, pairs: int, seed: int) -> StackDraws:
         for name, number in zip(profile.constants, row, strict=False):
             c = profile.constants[name]
             side = c.high - c.value if number >= 0.0 else c.value - c.low
-            drawn[name] = max(0.0, c.value + float(number) * side / _Z_HIGH)
+            most = 1.0 if name.endswith(_SHARES) else inf
+            drawn[name] = min(max(0.0, c.value + float(number) * side / _Z_HIGH), most)
         stacks.append(point._replace(**drawn))
     return StackDraws(tuple(stacks), z[:, -1])
 
@@ -80,7 +83,7 @@ def residual_error(model: StepModel) -> tuple[str, float]:
     on runs unlike those that it was fitted to.
     """
     errors, profile = model.profile.errors, model.profile
-    inside = model.cluster.pack.name == profile.hardware
+    inside = model.cluster.pack.name in profile.hardware
     if inside and not profile.check(**stack_variables(model)):
         return "mape_leave_one_out", errors.mape_leave_one_out
     return "mape_leave_one_sweep_out", errors.mape_leave_one_sweep_out

@@ -2,7 +2,8 @@
 
     python -m perfmodel.calibration.fit_stack --base megatron-eager --name mine --out mine.toml
 
-The four constants of :data:`perfmodel.stack.FITTED_CONSTANTS` minimise the soft-L1 loss of the
+The constants that the base profile fits (those of :data:`perfmodel.stack.SWEEP_CONSTANTS` for
+megatron-eager) minimise the soft-L1 loss of the
 log ratio of predicted to measured MFU (scale 0.05, so that a run which did something else than
 its label says bends the fit little). Nothing else is fitted: kernels and collectives come from
 the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs, of the resamples
@@ -27,7 +28,7 @@ from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.iteration import step_total
 from perfmodel.ranges import stack_variables
-from perfmodel.stack import FITTED_CONSTANTS, Stack
+from perfmodel.stack import SWEEP_CONSTANTS, Stack
 from perfmodel.step import StepModel
 from perfmodel.validation.runs import MeasuredRun, layout_sweeps
 
@@ -61,8 +62,10 @@ class PreparedRun:
         return cls(model, flops / peak, run.measured_mfu)
 
     def mfu(self, stack: Stack) -> float:
-        """Return the predicted MFU under a stack's constants [-]."""
-        step = step_total(self.model.pipeline_under(stack), self.model.synchronisation)
+        """Return the predicted MFU under a stack's fitted constants [-]."""
+        pipeline = self.model.pipeline_under(stack)
+        sync = self.model.synchronisation._replace(step_host=stack.step_host_s)
+        step = step_total(stack, pipeline, sync, float(self.model.n_microbatches))
         return self.flops / float(step)
 
 
@@ -71,9 +74,14 @@ def prepare(runs: Sequence[MeasuredRun], profile: StackProfile) -> tuple[Prepare
     return tuple(PreparedRun.of(run, profile) for run in runs)
 
 
-def predict(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
-    """Return the MFU of every run under the four constants [-]."""
-    stack = base._replace(**dict(zip(FITTED_CONSTANTS, map(float, constants), strict=True)))
+def predict(
+    runs: Sequence[PreparedRun],
+    base: Stack,
+    constants: Vector,
+    names: Sequence[str] = SWEEP_CONSTANTS,
+) -> Vector:
+    """Return the MFU of every run under the constants of these names [-]."""
+    stack = base._replace(**dict(zip(names, map(float, constants), strict=True)))
     return np.array([run.mfu(stack) for run in runs])
 
 
@@ -110,10 +118,10 @@ def fit_constants(
     """
     from scipy.optimize import least_squares
 
-    if len(runs) < len(FITTED_CONSTANTS):
+    if len(runs) < len(SWEEP_CONSTANTS):
         raise PerfmodelError(
-            f"{len(runs)} measured runs cannot fit {len(FITTED_CONSTANTS)} constants; at least "
-            f"{len(FITTED_CONSTANTS)} are needed outside each row, or sweep, that is left out."
+            f"{len(runs)} measured runs cannot fit {len(SWEEP_CONSTANTS)} constants; at least "
+            f"{len(SWEEP_CONSTANTS)} are needed outside each row, or sweep, that is left out."
         )
     measured = np.log([run.measured for run in runs])
     root = np.ones(len(runs)) if weights is None else np.sqrt(weights)
@@ -177,7 +185,7 @@ def bootstrap(
     progress: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.float64]:
     """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, 4)."""
-    draws = np.empty((n, len(FITTED_CONSTANTS)))
+    draws = np.empty((n, len(SWEEP_CONSTANTS)))
     for i in range(n):
         weights = np.bincount(rng.integers(len(runs), size=len(runs)), minlength=len(runs))
         chosen = [int(k) for k in np.flatnonzero(weights)]
@@ -233,7 +241,7 @@ def fit_profile(
                 "identified": float(identified[i]),
             }
         )
-        for i, constant in enumerate(FITTED_CONSTANTS)
+        for i, constant in enumerate(SWEEP_CONSTANTS)
     }
     observed = [stack_variables(run.model) for run in prepared]
     ranges = {
@@ -250,7 +258,7 @@ def fit_profile(
     )
     content = base.model_dump() | {
         "name": name,
-        "hardware": runs[0].cluster.hardware,
+        "hardware": sorted({run.cluster.hardware for run in runs}),
         "provenance": provenance,
         "constants": {key: constant.model_dump() for key, constant in constants.items()},
         "ranges": ranges,

@@ -15,7 +15,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from perfmodel.calibration.packs import RangeFlag
 from perfmodel.calibration.records import FrozenRecord, Text, read_record, shipped
 from perfmodel.sources import Source
-from perfmodel.stack import FITTED_CONSTANTS, Stack
+from perfmodel.stack import MAX_FITTED, Stack
 
 FOLDER = "stacks"
 
@@ -59,7 +59,7 @@ class StackProfile(FrozenRecord):
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     description: Text
-    hardware: Text  # pack whose surfaces the constants were fitted with
+    hardware: tuple[Text, ...]  # packs whose surfaces the constants were fitted with
     provenance: Text
     constants: dict[str, Constant]
     assumptions: dict[str, Assumption]
@@ -68,9 +68,13 @@ class StackProfile(FrozenRecord):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        fitted = set(FITTED_CONSTANTS)
-        _same_names("constants", set(self.constants), fitted)
-        _same_names("assumptions", set(self.assumptions), set(Stack._fields) - fitted)
+        if len(self.constants) > MAX_FITTED:
+            raise ValueError(f"constants has {len(self.constants)}, and at most {MAX_FITTED} fit")
+        if twice := sorted(set(self.constants) & set(self.assumptions)):
+            raise ValueError(f"{', '.join(twice)} cannot be both constants and assumptions")
+        _same_names(
+            "constants and assumptions", {*self.constants, *self.assumptions}, set(Stack._fields)
+        )
         for name, constant in self.constants.items():
             if not constant.low <= constant.value <= constant.high:
                 raise ValueError(
@@ -85,6 +89,11 @@ class StackProfile(FrozenRecord):
         values |= {name: assumed.value for name, assumed in self.assumptions.items()}
         return Stack(**values)
 
+    def source(self, name: str) -> Source:
+        """Return what a constant rests on, fitted or assumed."""
+        fitted = self.constants.get(name)
+        return self.assumptions[name].source if fitted is None else fitted.source
+
     def check(self, **values: float) -> tuple[RangeFlag, ...]:
         """Return a flag for each value that no fitted run had; names that have no range pass."""
         flags = []
@@ -98,7 +107,7 @@ class StackProfile(FrozenRecord):
 
 def _same_names(table: str, given: set[str], wanted: set[str]) -> None:
     if missing := sorted(wanted - given):
-        raise ValueError(f"{table} lacks {', '.join(missing)}")
+        raise ValueError(f"{table} lack {', '.join(missing)}")
     if unknown := sorted(given - wanted):
         raise ValueError(f"{table} has unknown {', '.join(unknown)}")
 

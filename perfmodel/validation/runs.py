@@ -36,7 +36,8 @@ class MeasuredRun:
     peer_mfu: float | None = None
 
 
-def _rows(path: Path | None, shipped: str) -> Iterator[dict[str, str]]:
+def csv_rows(path: Path | None, shipped: str) -> Iterator[dict[str, str]]:
+    """Read the rows of a table, or of the shipped one; lines that begin with # are comments."""
     if path is None:
         text = (resources.files("perfmodel.validation") / "data" / shipped).read_text("utf-8")
     else:
@@ -141,7 +142,7 @@ def layout_sweeps(path: Path | None = None, hardware: str = "p6-b200") -> tuple[
         that breaks a rule.
     """
     runs = []
-    for number, cells in enumerate(_rows(path, SWEEPS), start=1):
+    for number, cells in enumerate(csv_rows(path, SWEEPS), start=1):
         try:
             runs.append(_run(_Row(dict(cells)), hardware))
         except ValidationError as error:
@@ -182,5 +183,5 @@ def staged_runs() -> tuple[StagedRun, ...]:
             measured_ratio=float(row["measured_ratio"]),
             paper_mfu=float(row["paper_mfu"]),
         )
-        for row in _rows(None, TABLE5)
+        for row in csv_rows(None, TABLE5)
     )

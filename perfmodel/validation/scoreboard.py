@@ -12,7 +12,7 @@ from perfmodel.calibration.stacks import Constant, StackProfile, load_stack
 from perfmodel.cluster import Cluster
 from perfmodel.frozen import Frozen
 from perfmodel.plan import Recompute
-from perfmodel.stack import FITTED_CONSTANTS
+from perfmodel.stack import SWEEP_CONSTANTS
 from perfmodel.step import DEFAULT_STACK, estimate
 from perfmodel.validation.runs import (
     TABLE5_BATCH,
@@ -165,7 +165,7 @@ def validate(
     measured = tuple(runs) if runs is not None else layout_sweeps()
     prepared = prepare(measured, profile)
     base = profile.stack()
-    constants = np.array([profile.constants[name].value for name in FITTED_CONSTANTS])
+    constants = np.array([profile.constants[name].value for name in SWEEP_CONSTANTS])
     predicted = predict(prepared, base, constants)
     in_sample = errors(prepared, base, constants)
 
@@ -207,7 +207,7 @@ def validate(
             peer_mape=_mape(peers) if len(peers) == len(rows) else None,
         ),
         constants=profile.constants,
-        refitted={name: float(refitted[i]) for i, name in enumerate(FITTED_CONSTANTS)},
+        refitted={name: float(refitted[i]) for i, name in enumerate(SWEEP_CONSTANTS)},
         table5=score_table5(profile),
         rows=rows,
         mfu_convention=measured[0].mfu_convention.value,

@@ -214,6 +214,18 @@ def test_step_takes_the_convention_and_the_optimizer(mosaic: Mosaic) -> None:
     assert muon["memory_bytes"] < plain["memory_bytes"]
 
 
+def test_step_takes_the_precision(mosaic: Mosaic) -> None:
+    plain = mosaic("step", *CASE, "--json", "-").document
+    fp8 = mosaic("step", *CASE, "--precision", "fp8", "--json", "-").document
+    key = "compute_experts"
+    assert fp8["breakdown_s"][key] < plain["breakdown_s"][key]
+    assert fp8["breakdown_s"]["compute_attention_core"] == pytest.approx(
+        plain["breakdown_s"]["compute_attention_core"]
+    )
+    assert any("precision=fp8" in flag for flag in fp8["flags"])
+    assert mosaic("step", *CASE, "--precision", "bf16", "--json", "-").document == plain
+
+
 def test_step_takes_a_model_from_a_file(mosaic: Mosaic, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(ladder(2, 8, 2, 1).model_dump_json(), "utf-8")
@@ -286,6 +298,8 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--seq": "-1"}, "seq_len=-1"),
         ({"--seq": "99999999999999999999"}, "seq_len="),
         ({"--optimizer": "sgd"}, "optimizer='sgd'"),
+        ({"--precision": "fp6"}, "precision='fp6'"),
+        ({"--precision": "nvfp4", "--cluster": "h100:2"}, "precision=nvfp4 has no rate on H100"),
     ],
     ids=lambda v: " ".join(*v.items()) if isinstance(v, dict) else "",
 )

@@ -65,7 +65,11 @@ OPTIMUM = {
         *("name", "n_layers", "d_model", "n_experts", "top_k", "expert_split"),
         *("n_active", "n_total", "sparsity"),
     },
-    "plan": {"tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch", "recompute", "layout"},
+    "plan": {
+        *("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch", "recompute", "layout"),
+        *("recompute_modules", "sequence_parallel", "zero", "optimizer_instances", "cp_comm"),
+        "optimizer_offload",
+    },
 }
 
 

@@ -29,9 +29,9 @@ from perfmodel.kernels import (
     TopKSurface,
 )
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask
+from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask, plan_dims
 from perfmodel.stack import Stack
-from perfmodel.step import StepModel, plan_dims
+from perfmodel.step import StepModel
 
 PACK = "p6-b200"
 STACK = "megatron-eager"
@@ -234,8 +234,9 @@ def runs(draw: st.DrawFn, *, sparse: bool | None = None) -> Run:
 
 
 def dims(**degrees: float) -> PlanDims:
-    """Build a layout as the formulas take it; what is not given is 1, and no recomputation."""
-    fields = dict.fromkeys(PlanDims._fields, 1.0) | {"recompute": 0.0} | degrees
+    """Build a layout as the formulas take it; degrees not given are 1, and no recomputation."""
+    needed = [name for name in PlanDims._fields if name not in PlanDims._field_defaults]
+    fields = dict.fromkeys(needed, 1.0) | {"recompute": 0.0} | degrees
     return PlanDims(**{name: float(value) for name, value in fields.items()})
 
 
@@ -412,7 +413,15 @@ def ideal_hardware(devices_per_node: int = 8) -> Hardware:
 
 def ideal_stack(**changes: float) -> Stack:
     """Build a stack whose host takes no time, with some constants changed."""
-    fields = dict.fromkeys(Stack._fields, 0.0) | {"optimizer_matmul_eff": inf} | changes
+    neutral = {
+        "optimizer_matmul_eff": inf,
+        "device_scale": 1.0,
+        "attention_scale": 1.0,
+        "pp_hidden": 1.0,
+        "launch_share": 1.0,
+        "gradient_bytes": 4.0,
+    }
+    fields = dict.fromkeys(Stack._fields, 0.0) | neutral | changes
     return Stack(**fields)
 
 

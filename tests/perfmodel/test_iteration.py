@@ -21,14 +21,16 @@ from perfmodel.iteration import (
     optimizer_time,
     pipeline_time,
     stage_time,
+    step_total,
     synchronisation_time,
     time_of_stage,
     with_replay,
 )
 from perfmodel.layer import OperatorTimes, layer_cost
+from perfmodel.replay import replay_of
 from perfmodel.schedule import makespan_interleaved
 from perfmodel.schedule_graph import simulate
-from perfmodel.stack import FITTED_CONSTANTS, Stack
+from perfmodel.stack import SWEEP_CONSTANTS, Stack
 
 from .strategies import (
     PEAK,
@@ -74,10 +76,11 @@ def test_mfu_is_a_fraction_of_what_the_devices_could_do(run: Run, stack: StackPr
 def test_the_steady_part_is_shared_out_over_data_parallel_replicas(run: Run) -> None:
     """Twice the replicas, half of the microbatches: the last stage works half as long."""
     a, stack, p = run.architecture.dims, run.model.profile.stack(), run.dims
-    totals = mode_totals(run.model.cost, stack, p.recompute)
+    totals = mode_totals(run.model.cost, a, stack, p.recompute)
     n = 4.0 * run.plan.pp
-    one = pipeline_time(a, stack, 8.0, p, totals, 2 * n)
-    two = pipeline_time(a, stack, 8.0, p._replace(dp=2 * p.dp), totals, n)
+    hw, seq_len = run.cluster.constants, float(run.batch.seq_len)
+    one = pipeline_time(a, hw, stack, p, totals, seq_len, 2 * n)
+    two = pipeline_time(a, hw, stack, p._replace(dp=2 * p.dp), totals, seq_len, n)
     assert one.steady == pytest.approx(2 * two.steady, rel=1e-12)
     assert one.bubble == pytest.approx(two.bubble, rel=1e-9, abs=1e-9 * one.steady)
 
@@ -89,11 +92,15 @@ def pipeline(a: Architecture, stack: Stack, **plan: float) -> tuple[float, list[
     """Return the makespan, the times of the stages, and the last one's without the head."""
     n = plan.pop("n_microbatches")
     p = dims(**plan)
-    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    totals = mode_totals(cost, stack, p.recompute)
-    made = pipeline_time(a.dims, stack, 8.0, p, totals, float(n))
-    times = [time_of_stage(a.dims, stack, p, totals, float(s)).time for s in range(int(p.pp))]
-    bare = time_of_stage(a.dims, stack, p, totals._replace(head=0.0), p.pp - 1.0).time
+    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, dims())
+    totals = mode_totals(cost, a.dims, stack, p.recompute)
+    made = pipeline_time(a.dims, ideal_hardware(), stack, p, totals, 2048.0, float(n))
+
+    def stage(index: float, t: ModeTotals) -> float:
+        return time_of_stage(a.dims, ideal_hardware(), stack, p, t, 2048.0, index).time
+
+    times = [stage(float(s), totals) for s in range(int(p.pp))]
+    bare = stage(p.pp - 1.0, totals._replace(head=0.0))
     assert made.pipeline_depth == 0
     return made.steady + made.bubble, times, bare
 
@@ -205,11 +212,12 @@ def test_no_schedule_ends_before_its_busiest_device_has_done_its_work(
 
 def test_depth_beyond_a_node_costs_its_share() -> None:
     a = moe(n_layers=16, first_k_dense=0)
-    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, dims())
+    hw = ideal_hardware()
     for pp, nodes in ((1, 1), (8, 1), (16, 2)):
         stack = ideal_stack(pipeline_node_cost=0.5)
-        totals = mode_totals(cost, stack, 0.0)
-        made = pipeline_time(a.dims, stack, 8.0, dims(pp=pp), totals, 16.0)
+        totals = mode_totals(cost, a.dims, stack, 0.0)
+        made = pipeline_time(a.dims, hw, stack, dims(pp=pp), totals, 2048.0, 16.0)
         expected = 0.5 * (nodes - 1) * (made.steady + made.bubble)
         assert made.pipeline_depth == pytest.approx(expected, abs=0)
 
@@ -222,10 +230,13 @@ def test_on_an_ideal_machine_a_step_takes_its_flops(run: Run) -> None:
     """All stages, devices and microbatches together; nothing counted twice or left out."""
     a, plan, p = run.architecture, run.plan, run.dims
     seq_len = float(run.batch.seq_len)
-    cost = layer_cost(a.dims, ideal_hardware(), seq_len, p.micro_batch, p.tp, p.etp, p.ep, p.cp)
-    totals = mode_totals(cost, ideal_stack(), p.recompute)
+    cost = layer_cost(a.dims, ideal_hardware(), seq_len, p)
+    totals = mode_totals(cost, a.dims, ideal_stack(), p.recompute)
     n_devices = plan.tp * plan.cp * plan.dp  # of a stage
-    stages = [time_of_stage(a.dims, ideal_stack(), p, totals, float(s)) for s in range(plan.pp)]
+    stack, hw = ideal_stack(), ideal_hardware()
+    stages = [
+        time_of_stage(a.dims, hw, stack, p, totals, seq_len, float(s)) for s in range(plan.pp)
+    ]
     assert all(stage.time == stage.device + stage.head for stage in stages)
     measured = sum(stage.time for stage in stages) * n_devices * run.model.n_microbatches * PEAK
 
@@ -249,9 +260,11 @@ def test_on_an_ideal_machine_a_step_takes_its_flops(run: Run) -> None:
 def test_an_ideal_step_is_its_mfu_convention_and_attention() -> None:
     """6 N with the head, less what multiplies no token: the norms."""
     a = moe(first_k_dense=0)
-    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0)
-    totals = mode_totals(cost, ideal_stack(), 0.0)
-    time = pipeline_time(a.dims, ideal_stack(), 8.0, dims(), totals, 1.0).steady
+    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, dims())
+    totals = mode_totals(cost, a.dims, ideal_stack(), 0.0)
+    time = pipeline_time(
+        a.dims, ideal_hardware(), ideal_stack(), dims(), totals, 2048.0, 1.0
+    ).steady
     norms = 4 * 2 * 512 + 512
     core = 3.5 * 4 * 2 * 8 * 64 * 2048
     expected = 6 * (a.n_active(ParameterConvention.WITHOUT_EMBEDDING) - norms) + core
@@ -268,7 +281,9 @@ def test_what_each_mode_replays() -> None:
     replayed = [
         {
             name
-            for name, times in with_replay(forward, backward, mode)._asdict().items()
+            for name, times in with_replay(forward, backward, replay_of(mode), 1.0, 0.0)
+            ._asdict()
+            .items()
             if times == 2 * getattr(forward, name)
         }
         for mode in (0.0, 1.0, 2.0, 3.0)
@@ -282,7 +297,8 @@ def test_what_each_mode_replays() -> None:
 @given(runs())
 def test_more_recomputation_never_takes_less_time(run: Run) -> None:
     stack = run.model.profile.stack()
-    modes = [mode_totals(run.model.cost, stack, mode) for mode in (0.0, 1.0, 2.0, 3.0)]
+    a = run.architecture.dims
+    modes = [mode_totals(run.model.cost, a, stack, mode) for mode in (0.0, 1.0, 2.0, 3.0)]
     for less, more in pairwise(modes):
         assert more.moe_device >= less.moe_device
         assert more.dense_device >= less.dense_device
@@ -294,10 +310,9 @@ def test_more_recomputation_never_takes_less_time(run: Run) -> None:
 
 def test_tokens_cross_the_expert_mesh_twice_a_pass() -> None:
     """To the experts and back: forward, backward, and in a full replay."""
-    cost = layer_cost(
-        moe().dims, ideal_hardware()._replace(), 2048.0, 1.0, 1.0, 1.0, 1.0, 1.0
-    )._replace(dispatch=1.0)
-    crossings = [mode_totals(cost, ideal_stack(), m).dispatch for m in (0.0, 1.0, 2.0, 3.0)]
+    a = moe().dims
+    cost = layer_cost(a, ideal_hardware(), 2048.0, dims())._replace(dispatch=1.0)
+    crossings = [mode_totals(cost, a, ideal_stack(), m).dispatch for m in (0.0, 1.0, 2.0, 3.0)]
     assert crossings == [4.0, 4.0, 4.0, 6.0]
 
 
@@ -318,12 +333,12 @@ TOTALS = ModeTotals(
 
 def test_the_slower_of_host_and_device_sets_the_pace() -> None:
     p = dims(pp=2, ep=4)
-    slow_device = stage_time(TOTALS, ideal_stack(host_layer_s=0.1), p, 2.0, 1.0, 4.0)
+    slow_device = stage_time(TOTALS, ideal_stack(host_layer_s=0.1), p, 2.0, 1.0, 4.0, 0.0, 0.0)
     assert slow_device.device == 2 * 3.0 + 2.0
     assert slow_device.dispatch == 0.5
     assert slow_device.time == 8.0 + 4.0 + 0.5
     stack = ideal_stack(host_layer_s=10.0, dense_layer_share=0.25, host_microbatch_s=1.0)
-    slow_host = stage_time(TOTALS, stack, p, 2.0, 1.0, 4.0)
+    slow_host = stage_time(TOTALS, stack, p, 2.0, 1.0, 4.0, 0.0, 0.0)
     assert slow_host.host == 2 * (10.0 + 0.5) + 0.25 * 10.0 + 1.0
     assert slow_host.time == slow_host.host + 0.5
 
@@ -331,12 +346,12 @@ def test_the_slower_of_host_and_device_sets_the_pace() -> None:
 def test_ranks_wait_for_each_other_only_where_the_device_has_no_backlog() -> None:
     stack = ideal_stack(host_layer_s=10.0, jitter_s=1.0)
     idle = 1 - (6.0 + 0.5) / 21.0
-    waited = stage_time(TOTALS, stack, dims(pp=4, ep=8), 2.0, 0.0, 0.0).jitter
+    waited = stage_time(TOTALS, stack, dims(pp=4, ep=8), 2.0, 0.0, 0.0, 0.0, 0.0).jitter
     assert waited == pytest.approx(log2(4) * log2(8) * idle)
-    assert stage_time(TOTALS, stack, dims(pp=1, ep=8), 2.0, 0.0, 0.0).jitter == 0
-    assert stage_time(TOTALS, stack, dims(pp=4, ep=1), 2.0, 0.0, 0.0).jitter == 0
+    assert stage_time(TOTALS, stack, dims(pp=1, ep=8), 2.0, 0.0, 0.0, 0.0, 0.0).jitter == 0
+    assert stage_time(TOTALS, stack, dims(pp=4, ep=1), 2.0, 0.0, 0.0, 0.0, 0.0).jitter == 0
     busy = ideal_stack(host_layer_s=0.1, jitter_s=1.0)
-    assert stage_time(TOTALS, busy, dims(pp=4, ep=8), 2.0, 0.0, 0.0).jitter == 0
+    assert stage_time(TOTALS, busy, dims(pp=4, ep=8), 2.0, 0.0, 0.0, 0.0, 0.0).jitter == 0
 
 
 @given(runs(), profiles, st.sampled_from(Stack._fields), st.sampled_from((1.01, 2.0, 30.0)))
@@ -347,6 +362,8 @@ def test_a_slower_stack_never_makes_a_faster_step(
     assume(run.plan.vpp == 1 or run.architecture.n_dense_layers in (0, run.architecture.n_layers))
     stack = measured.stack()
     slower = stack._replace(**{name: factor * getattr(stack, name)})
+    if name.endswith("_hidden"):
+        slower = stack._replace(**{name: getattr(stack, name) / factor})
     if name == "optimizer_matmul_eff":
         slower = stack._replace(optimizer_matmul_eff=stack.optimizer_matmul_eff / factor)
 
@@ -359,7 +376,8 @@ def test_a_slower_stack_never_makes_a_faster_step(
             run.dims,
             float(run.batch.seq_len),
         )
-        return sum(run.model.pipeline_under(constants)) + sum(sync)
+        pipeline = run.model.pipeline_under(constants)
+        return step_total(constants, pipeline, sync, float(run.model.n_microbatches))
 
     assert step(slower) >= step(stack) * (1 - 1e-12)
 
@@ -367,7 +385,7 @@ def test_a_slower_stack_never_makes_a_faster_step(
 def test_every_fitted_constant_matters_somewhere() -> None:
     a = moe(n_layers=16)
     p = dims(pp=16, ep=4)
-    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, 1.0, 1.0, 1.0, 4.0, 1.0)
+    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, dims(ep=4))
     stack = ideal_stack(
         host_layer_s=1e-2,
         host_microbatch_s=1e-2,
@@ -378,11 +396,13 @@ def test_every_fitted_constant_matters_somewhere() -> None:
         dense_layer_share=0.25,
     )
 
-    def step(constants: Stack) -> float:
-        totals = mode_totals(cost, constants, 0.0)
-        return sum(pipeline_time(a.dims, constants, 8.0, p, totals, 16.0))
+    hw = ideal_hardware()
 
-    for name in FITTED_CONSTANTS:
+    def step(constants: Stack) -> float:
+        totals = mode_totals(cost, a.dims, constants, 0.0)
+        return sum(pipeline_time(a.dims, hw, constants, p, totals, 2048.0, 16.0))
+
+    for name in SWEEP_CONSTANTS:
         assert step(stack._replace(**{name: 2 * getattr(stack, name)})) > step(stack)
 
 
@@ -421,11 +441,11 @@ def test_exchanged_bytes_are_a_gradient_in_fp32_and_a_weight_in_bf16() -> None:
     hardware = ideal_hardware()
     ring = hardware.fabric.reduce_scatter._replace(intra_bw=1e9)
     slow = hardware._replace(fabric=hardware.fabric._replace(reduce_scatter=ring, all_gather=ring))
-    time = data_parallel_time(a.dims, slow, dims(dp=4), 0.0)
+    time = data_parallel_time(a.dims, slow, ideal_stack(), dims(dp=4), 0.0)
     assert time * 1e9 == pytest.approx(3 / 4 * (4 + 2) * n)
     # Folded over EP, experts have one owner and nothing to exchange.
     routed = 3 * 16 * 3 * 512 * 384
-    folded = data_parallel_time(a.dims, slow, dims(dp=4, ep=4), 0.0)
+    folded = data_parallel_time(a.dims, slow, ideal_stack(), dims(dp=4, ep=4), 0.0)
     assert folded * 1e9 == pytest.approx(3 / 4 * (4 + 2) * (n - routed))
 
 

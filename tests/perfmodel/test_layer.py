@@ -28,6 +28,7 @@ from .strategies import (
     architectures,
     core_flop,
     dense,
+    dims,
     ideal_hardware,
     moe,
     runs,
@@ -38,22 +39,13 @@ PASSES = ("moe_forward", "moe_backward", "dense_forward", "dense_backward")
 
 
 def cost_of(run: Run, *, longer: int = 1, wider: int = 1) -> LayerCost:
-    p = run.dims
-    return layer_cost(
-        run.architecture.dims,
-        HARDWARE,
-        float(longer * run.batch.seq_len),
-        wider * p.micro_batch,
-        p.tp,
-        p.etp,
-        p.ep,
-        p.cp,
-    )
+    p = run.dims._replace(micro_batch=wider * run.dims.micro_batch)
+    return layer_cost(run.architecture.dims, HARDWARE, float(longer * run.batch.seq_len), p)
 
 
 def simple(a: Architecture, **changes: float) -> LayerCost:
-    degrees = {"seq_len": 2048.0, "micro_batch": 1.0, "tp": 1.0, "etp": 1.0, "ep": 1.0, "cp": 1.0}
-    return layer_cost(a.dims, HARDWARE, **(degrees | changes))
+    seq_len = changes.pop("seq_len", 2048.0)
+    return layer_cost(a.dims, HARDWARE, seq_len, dims(**changes))
 
 
 def flat(cost: LayerCost) -> dict[str, float]:
@@ -117,7 +109,7 @@ def test_every_token_meets_k_experts(a: Architecture, tp: int, data: st.DataObje
     ep = data.draw(st.sampled_from([n for n in (1, 2, 3, 4, 8) if a.n_experts % n == 0]))
     etp = data.draw(st.sampled_from((1, 2)))
     tokens = 4096.0  # of a TP group: each of its ranks routes its share of them
-    rows = rows_per_expert(a.dims, tokens, float(tp), float(etp), float(ep))
+    rows = rows_per_expert(a.dims, dims(tp=tp, etp=etp, ep=ep), tokens)
     # The ETP ranks of an expert see the same rows, so an expert's rows count once.
     worked_on = a.n_experts * rows
     routed = ep * etp * (tokens / tp) * a.top_k
@@ -134,7 +126,7 @@ def test_where_weights_are_free_no_degree_changes_the_work_on_experts(
     ep: int, etp: int, top_k: int, gated: bool
 ) -> None:
     a = moe(top_k=top_k, gated=gated)
-    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, 1.0, 1.0, float(etp), float(ep), 1.0)
+    cost = layer_cost(a.dims, ideal_hardware(), 2048.0, dims(etp=etp, ep=ep))
     flop = 2 * 2048 * top_k * (3 if gated else 2) * 512 * 384
     assert cost.moe_forward.experts * PEAK == pytest.approx(flop, rel=1e-12)
     assert cost.moe_backward.experts * PEAK == pytest.approx(2 * flop, rel=1e-12)
@@ -214,7 +206,7 @@ def test_on_an_ideal_machine_a_layer_takes_its_flops(run: Run) -> None:
     a, p = run.architecture, run.dims
     seq_len = float(run.batch.seq_len)
     tokens = p.micro_batch * seq_len / p.cp  # of a TP group of `tp` ranks
-    cost = layer_cost(a.dims, ideal_hardware(), seq_len, p.micro_batch, p.tp, p.etp, p.ep, p.cp)
+    cost = layer_cost(a.dims, ideal_hardware(), seq_len, p)
     copies = max(1, run.plan.tp // a.n_kv_heads)  # of every head of keys and values
     attention = 2 * a.d_model * a.head_dim * (a.n_heads + copies * a.n_kv_heads)
     if a.latent is not None:
@@ -243,8 +235,8 @@ def test_slower_memory_makes_every_operator_that_moves_bytes_slower() -> None:
     ideal = ideal_hardware()
     slow = ideal._replace(device=ideal.device._replace(memory_bw=1e9))
     a = moe()
-    fast_cost = layer_cost(a.dims, ideal, 2048.0, 1.0, 1.0, 1.0, 2.0, 1.0)
-    slow_cost = layer_cost(a.dims, slow, 2048.0, 1.0, 1.0, 1.0, 2.0, 1.0)
+    fast_cost = layer_cost(a.dims, ideal, 2048.0, dims(ep=2))
+    slow_cost = layer_cost(a.dims, slow, 2048.0, dims(ep=2))
     bound = {"elementwise", "router", "permutation", "experts", "activation", "attention_linear"}
     for name in OperatorTimes._fields:
         fast, slower = getattr(fast_cost.moe_forward, name), getattr(slow_cost.moe_forward, name)

@@ -185,7 +185,7 @@ def test_the_farthest_value_stands_for_a_variable() -> None:
 
 def test_a_stack_that_was_fitted_on_other_hardware_is_flagged() -> None:
     run = run_of()
-    elsewhere = profile().model_copy(update={"hardware": "some-other-pack"})
+    elsewhere = profile().model_copy(update={"hardware": ("some-other-pack",)})
     step = estimate(*run, stack=elsewhere)
     assert any("some-other-pack" in flag and PACK in flag for flag in step.flags)
 

@@ -18,6 +18,7 @@ from perfmodel.rules import (
     ARCHITECTURE_VARIABLES,
     DERIVED,
     LAYOUT_VARIABLES,
+    OPTION_VARIABLES,
     PLAN_VARIABLES,
     RULES,
     Violation,
@@ -155,6 +156,13 @@ CASES: dict[str, tuple[dict[str, int], str, int, set[str]]] = {
     "expert_width": ({**MOE, "d_expert": 6}, "etp=4", 4, set()),
     "sequence_halves": (MOE, "cp=4096", 4096, set()),
     "sequence_parallel": ({**MOE, "n_heads": 24, "n_kv_heads": 24}, "tp=3", 3, set()),
+    "experts_need_sequence_parallel": (MOE, "tp=2,sequence_parallel=false", 2, set()),
+    "heads_over_cp": (MOE, "cp=64,cp_comm=a2a", 64, {"kv_heads_over_cp"}),
+    "kv_heads_over_cp": ({**MOE, "n_kv_heads": 2}, "cp=4,cp_comm=a2a", 4, set()),
+    "optimizer_instances": (MOE, "dp=4,optimizer_instances=3", 4, {"expert_optimizer_instances"}),
+    "expert_optimizer_instances": (MOE, "ep=4,dp=4,optimizer_instances=2", 4, set()),
+    "instances_need_shards": (MOE, "dp=4,zero=0,optimizer_instances=2", 4, set()),
+    "sharding_in_pipeline": (MOE, "pp=2,zero=3", 2, set()),
 }
 
 
@@ -331,8 +339,15 @@ def test_a_violation_is_a_frozen_public_record() -> None:
 def test_rules_are_named_once_and_offer_a_remedy_that_they_read() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert len({rule.constraint for rule in RULES}) == len(RULES)
-    known = {*PLAN_VARIABLES, *ARCHITECTURE_VARIABLES, *DERIVED, *LAYOUT_VARIABLES, "layout"}
-    known |= {"world", "seq_len", "global_batch"}
+    known = {
+        *PLAN_VARIABLES,
+        *ARCHITECTURE_VARIABLES,
+        *DERIVED,
+        *LAYOUT_VARIABLES,
+        "layout",
+        *OPTION_VARIABLES,
+    }
+    known |= {*OPTION_VARIABLES, "world", "seq_len", "global_batch"}
     for rule in RULES:
         assert isinstance(rule.constraint, Constraint)
         assert rule.remedy_variable in rule.constraint.variables <= known

@@ -29,7 +29,7 @@ from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.plan import Recompute
 from perfmodel.rules import violations
-from perfmodel.stack import FITTED_CONSTANTS, Stack
+from perfmodel.stack import SWEEP_CONSTANTS, Stack
 from perfmodel.step import estimate
 from perfmodel.validation.runs import (
     TABLE5_BATCH,
@@ -42,7 +42,7 @@ from perfmodel.validation.scoreboard import Scoreboard, validate
 
 DATA = Path(__file__).resolve().parent.parent.parent / "perfmodel" / "validation" / "data"
 PROFILE = load_stack("megatron-eager")
-SHIPPED = np.array([PROFILE.constants[name].value for name in FITTED_CONSTANTS])
+SHIPPED = np.array([PROFILE.constants[name].value for name in SWEEP_CONSTANTS])
 
 
 @cache
@@ -196,8 +196,8 @@ def test_document_round_trips() -> None:
 
 
 def test_few_constants_are_fitted() -> None:
-    assert len(FITTED_CONSTANTS) <= 4
-    assert set(board().constants) == set(board().refitted) == set(FITTED_CONSTANTS)
+    assert len(SWEEP_CONSTANTS) <= 4
+    assert set(board().constants) == set(board().refitted) == set(SWEEP_CONSTANTS)
 
 
 def test_refit_gives_the_shipped_constants() -> None:
@@ -227,7 +227,7 @@ def test_known_constants_are_recovered(truth: tuple[float, ...]) -> None:
 
 def test_known_constants_are_recovered_from_estimates() -> None:
     """The same, with MFU from the scalar estimate: the fit and the estimate are one model."""
-    truth = dict(zip(FITTED_CONSTANTS, (0.03, 0.02, 0.012, 0.4), strict=True))
+    truth = dict(zip(SWEEP_CONSTANTS, (0.03, 0.02, 0.012, 0.4), strict=True))
     known = PROFILE.model_copy(
         update={
             "constants": {
@@ -274,7 +274,7 @@ def test_constant_that_no_run_shows_is_left_out() -> None:
     shallow = [r for r in prepared() if r.model.plan.pp <= 8]
     assert 4 < len(shallow) < len(prepared())
     fitted = fit_constants(shallow, PROFILE.stack())
-    assert fitted[FITTED_CONSTANTS.index("pipeline_node_cost")] == 0.0
+    assert fitted[SWEEP_CONSTANTS.index("pipeline_node_cost")] == 0.0
     assert np.count_nonzero(fitted) == 3
 
 
@@ -327,7 +327,7 @@ def test_shipped_profile_loads() -> None:
     assert StackProfile.model_validate(shipped_content()) == PROFILE
     assert set(PROFILE.stack()._fields) == set(Stack._fields)
     for name in Stack._fields:
-        table = PROFILE.constants if name in FITTED_CONSTANTS else PROFILE.assumptions
+        table = PROFILE.constants if name in SWEEP_CONSTANTS else PROFILE.assumptions
         assert getattr(PROFILE.stack(), name) == table[name].value
 
 
