@@ -301,7 +301,7 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--precision": "fp6"}, "precision='fp6'"),
         ({"--precision": "nvfp4", "--cluster": "h100:2"}, "precision=nvfp4 has no rate on H100"),
     ],
-    ids=lambda v: " ".join(*v.items()) if isinstance(v, dict) else "",
+    ids=lambda v: " ".join(map(" ".join, v.items())) if isinstance(v, dict) else "",
 )
 def test_bad_case_is_two(mosaic: Mosaic, command: str, options: dict[str, str], said: str) -> None:
     assert_refused(mosaic(command, *changed(CASE, **options)), said)
@@ -448,8 +448,14 @@ def test_plan_refuses(mosaic: Mosaic, options: list[str], said: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"--model": "gpt-4"}, {"--cluster": "h900:4"}, {"--seq": "-1"}, {"--optimizer": "sgd"}],
-    ids=lambda v: " ".join(*v.items()),
+    [
+        {"--model": "gpt-4"},
+        {"--cluster": "h900:4"},
+        {"--seq": "-1"},
+        {"--optimizer": "sgd"},
+        {"--precision": "nvfp4", "--cluster": "h100:2"},
+    ],
+    ids=lambda v: " ".join(map(" ".join, v.items())),
 )
 def test_plan_of_a_bad_case_is_two(mosaic: Mosaic, options: dict[str, str]) -> None:
     bad = mosaic("plan", *changed(WHERE, **options))
