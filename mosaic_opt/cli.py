@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from perfmodel.architecture import Architecture
+    from perfmodel.architecture import Architecture, MfuConvention
     from perfmodel.cluster import Batch, Cluster
     from perfmodel.plan import Plan
 
@@ -42,11 +43,18 @@ ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-
 GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
 Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
 OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
+PrecisionName = Annotated[
+    str, typer.Option("--precision", help="bf16, fp8, fp8-block, mxfp8 or nvfp4.")
+]
 StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
 Convention = Annotated[
     str,
     typer.Option("--mfu-convention", help="6n-nonembedding, 6n-head, 6n-embedding or megatron."),
 ]
+
+
+Degrees = Annotated[str | None, typer.Option(metavar="N,N", help="Values to try, as in 1,2,4.")]
+Cap = Annotated[int | None, typer.Option(help="The largest value to try.")]
 
 
 def _fail(message: str) -> NoReturn:
@@ -78,16 +86,39 @@ def _check_target(json_to: str | None) -> None:
 
 
 def _case(
-    model: str, plan: str, cluster: str, global_batch: int, seq: int, optimizer: str
+    model: str,
+    plan: str,
+    cluster: str,
+    global_batch: int,
+    seq: int,
+    optimizer: str,
+    precision: str,
 ) -> tuple[Architecture, Plan, Cluster, Batch]:
     """Read the arguments that `step` and `check` share."""
-    from perfmodel.cluster import Batch, Cluster
+    from perfmodel.cluster import Cluster
 
     machines = Cluster.parse(cluster)
-    batch = _validated(
-        Batch, {"global_batch": global_batch, "seq_len": seq, "optimizer": optimizer}
-    )
+    batch = _batch(machines, global_batch, seq, optimizer, precision)
     return _model(model), _plan(plan, machines.n_devices), machines, batch
+
+
+def _batch(machines: Cluster, global_batch: int, seq: int, optimizer: str, precision: str) -> Batch:
+    from perfmodel.cluster import Batch
+
+    fields = {"global_batch": global_batch, "seq_len": seq}
+    batch: Batch = _validated(Batch, {**fields, "optimizer": optimizer, "precision": precision})
+    machines.constants_for(batch.precision)  # a rate that the device lacks is said here
+    return batch
+
+
+def _convention(name: str) -> MfuConvention:
+    from mosaic_opt.errors import MosaicError
+    from perfmodel.architecture import MfuConvention
+
+    conventions = [c.value for c in MfuConvention]
+    if name not in conventions:
+        raise MosaicError(f"--mfu-convention {name!r} must be one of {', '.join(conventions)}.")
+    return MfuConvention(name)
 
 
 def _plan(text: str, world: int) -> Plan:
@@ -180,39 +211,116 @@ def step(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     stack: StackName = "megatron-eager",
     mfu_convention: Convention = "6n-nonembedding",
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Say what binds, what is lost, what a change would do."),
+    ] = False,
     json_to: Json = None,
 ) -> None:
     """Price one optimizer step of one plan."""
-    from mosaic_opt.errors import MosaicError
     from mosaic_opt.report import render_step, render_violations
-    from perfmodel.architecture import MfuConvention
+    from mosaic_opt.report_layouts import render_explanation
     from perfmodel.errors import IllegalPlanError
+    from perfmodel.explanation import explain as explained
     from perfmodel.step import estimate
 
-    conventions = [c.value for c in MfuConvention]
-    if mfu_convention not in conventions:
-        raise MosaicError(
-            f"--mfu-convention {mfu_convention!r} must be one of {', '.join(conventions)}."
-        )
-    architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer
-    )
+    convention = _convention(mfu_convention)
+    case = _case(model, plan, cluster, global_batch, seq, optimizer, precision)
     try:
-        result = estimate(
-            architecture,
-            layout,
-            machines,
-            batch,
-            stack=stack,
-            mfu_convention=MfuConvention(mfu_convention),
-        )
+        if explain:
+            answer = explained(*case, stack=stack, mfu_convention=convention)
+            _emit(
+                lambda: render_explanation(answer),
+                lambda: answer.model_dump_json(indent=2),
+                json_to,
+            )
+            return
+        result = estimate(*case, stack=stack, mfu_convention=convention)
     except IllegalPlanError as error:
         broken = error.violations
         _emit(lambda: render_violations(broken), lambda: _check_json(broken), json_to)
         raise typer.Exit(EXIT_INFEASIBLE) from None
     _emit(lambda: render_step(result), lambda: result.model_dump_json(indent=2), json_to)
+
+
+@app.command("plan")
+def search_plans(
+    model: Model,
+    cluster: ClusterText,
+    global_batch: GlobalBatch,
+    seq: Seq,
+    optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
+    stack: StackName = "megatron-eager",
+    tp: Degrees = None,
+    max_tp: Cap = None,
+    ep: Degrees = None,
+    max_ep: Cap = None,
+    etp: Degrees = None,
+    pp: Degrees = None,
+    max_pp: Cap = None,
+    vpp: Degrees = None,
+    cp: Degrees = None,
+    max_cp: Cap = None,
+    micro_batch: Degrees = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="Of none, selective, super-selective, full.")
+    ] = None,
+    layouts: Annotated[str | None, typer.Option(help="Stages: equal, balanced, or both.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GB", help="Of a device; all that it has unless given.")
+    ] = None,
+    extrapolation: Annotated[
+        str, typer.Option(help="Layouts beyond the measured all-to-all: refuse or flag.")
+    ] = "refuse",
+    top: Annotated[int, typer.Option(help="Layouts to list.")] = 10,
+    workers: Annotated[int | None, typer.Option(help="Threads; all cores unless given.")] = None,
+    mfu_convention: Convention = "megatron",
+    json_to: Json = None,
+) -> None:
+    """Find the layouts of one model with the shortest steps that fit."""
+    from mosaic_opt.errors import MosaicError
+    from mosaic_opt.report_layouts import render_layouts
+    from mosaic_opt.space_options import read_space
+    from perfmodel.cluster import Cluster
+    from perfmodel.layout_search import search_layouts
+
+    _check_target(json_to)
+    convention = _convention(mfu_convention)
+    if extrapolation not in ("refuse", "flag"):
+        raise MosaicError(f"--extrapolation {extrapolation!r} must be refuse or flag.")
+    architecture, machines = _model(model), Cluster.parse(cluster)
+    if memory is not None:
+        if not 0.0 < memory < inf:
+            raise MosaicError(f"--memory {memory:g} must be a number of GB above 0.")
+        machines = machines.model_copy(update={"memory_bytes": 1e9 * memory})
+    batch = _batch(machines, global_batch, seq, optimizer, precision)
+    space = read_space(
+        machines,
+        batch,
+        {
+            **{"tp": tp, "max_tp": max_tp, "ep": ep, "max_ep": max_ep, "etp": etp},
+            **{"pp": pp, "max_pp": max_pp, "vpp": vpp, "cp": cp, "max_cp": max_cp},
+            **{"micro_batch": micro_batch, "recompute": recompute, "layouts": layouts},
+        },
+    )
+    found = search_layouts(
+        architecture,
+        machines,
+        batch,
+        space,
+        stack=stack,
+        top=top,
+        extrapolation="flag" if extrapolation == "flag" else "refuse",
+        mfu_convention=convention,
+        workers=workers,
+    )
+    _emit(lambda: render_layouts(found), lambda: found.model_dump_json(indent=2), json_to)
+    if not found.layouts:
+        raise typer.Exit(EXIT_INFEASIBLE)
 
 
 @app.command()
@@ -223,6 +331,7 @@ def check(
     global_batch: GlobalBatch,
     seq: Seq,
     optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
     json_to: Json = None,
 ) -> None:
     """Say whether a plan is legal, or name every rule that it breaks."""
@@ -230,7 +339,7 @@ def check(
     from perfmodel.step import check as broken_rules
 
     architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer
+        model, plan, cluster, global_batch, seq, optimizer, precision
     )
     violations = broken_rules(architecture, layout, machines, batch)
     _emit(lambda: render_violations(violations), lambda: _check_json(violations), json_to)

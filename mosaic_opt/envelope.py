@@ -153,7 +153,7 @@ class Envelope(Frozen):
     window_days : float
         Wall-clock window, T_train [day].
     batch : Batch
-        Global batch, sequence length, optimizer.
+        Global batch, sequence length, optimizer, precision.
     candidates : LadderSpace or ExplicitSpace
         Architectures to choose from.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
@@ -237,7 +237,8 @@ def parse_envelope(content: Any, origin: str = "envelope") -> Envelope:
         raise EnvelopeError(f"{origin} holds a {type(content).__name__}, not a table of fields.")
     try:
         envelope = Envelope.model_validate(content)
-        _ = envelope.cluster.pack  # a missing pack is the envelope's fault
+        # a missing pack, or a rate that it lacks, is the envelope's fault
+        envelope.cluster.constants_for(envelope.batch.precision)
     except ValidationError as error:
         raise EnvelopeError(f"{origin}: {explain(error, Envelope)}.") from None
     except PerfmodelError as error:

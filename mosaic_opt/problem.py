@@ -22,9 +22,9 @@ from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.layout_search import nearest_to_legal
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, legal_mask
-from perfmodel.rules import violations
 from perfmodel.step import StepEstimate, StepModel, estimate
 
 
@@ -137,7 +137,7 @@ class Problem:
             self.architectures[index],
             self._matrix,
             rows,
-            hardware=envelope.cluster.constants,
+            hardware=envelope.cluster.constants_for(envelope.batch.precision),
             stack=self.profile.stack(),
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,
@@ -284,14 +284,14 @@ class Problem:
 
     def _why_illegal(self, index: int) -> str:
         """Name the rules that a candidate breaks in the layout, of a sample, that breaks fewest."""
-        if not len(self.table):
-            return "no layout of the space tiles the cluster and the batch"
         envelope = self.envelope
-        variables = self.architectures[index].rule_variables()
-        sample = range(0, len(self.table), max(1, len(self.table) // 200))
-        run = (envelope.cluster.n_devices, envelope.batch.seq_len, envelope.batch.global_batch)
-        broken = min((violations(variables, self.table.plan(row), *run) for row in sample), key=len)
-        return " ".join(violation.message for violation in broken)
+        return nearest_to_legal(
+            self.table,
+            self.architectures[index].rule_variables(),
+            envelope.cluster.n_devices,
+            envelope.batch.seq_len,
+            envelope.batch.global_batch,
+        )
 
     def _without_tokens(self, index: int, counts: Counts, budget: Tokens) -> Outcome:
         rule, n_active = self.envelope.tokens, float(self.n_active(index))

@@ -65,7 +65,8 @@ def short_plan(candidate: Candidate) -> str:
 
 def _short(plan: str) -> str:
     kept = [p for p in plan.split(",") if not (p.endswith("=1") and not p.startswith("mbs"))]
-    return " ".join(part.removeprefix("recompute=").replace("=", "") for part in kept)
+    bare = (part.removeprefix("recompute=").removeprefix("layout=") for part in kept)
+    return " ".join(part.replace("=", "") for part in bare)
 
 
 def render_candidates(candidates: Sequence[Candidate]) -> Table:

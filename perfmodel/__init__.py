@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from perfmodel.calibration.stacks import StackProfile, load_stack
     from perfmodel.cluster import Batch, Cluster, Optimizer
     from perfmodel.errors import IllegalPlanError, PerfmodelError
+    from perfmodel.explanation import Explanation, explain
     from perfmodel.ladders import ladder, parse_ladder
+    from perfmodel.layout_search import LayoutSearch, layout_space, search_layouts
     from perfmodel.models import CatalogueEntry, catalogue
     from perfmodel.parts import Biases, ExtraParameters, LatentAttention, SlidingWindow
     from perfmodel.plan import Plan, PlanSpace, Recompute
+    from perfmodel.precision import Precision
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
     from perfmodel.stages import StageLayout
@@ -39,10 +42,12 @@ _HOMES = {
     "Biases": "parts",
     "CatalogueEntry": "models",
     "Cluster": "cluster",
+    "Explanation": "explanation",
     "ExtraParameters": "parts",
     "HardwarePack": "calibration.packs",
     "IllegalPlanError": "errors",
     "LatentAttention": "parts",
+    "LayoutSearch": "layout_search",
     "MfuConvention": "architecture",
     "Optimizer": "cluster",
     "PackError": "calibration.records",
@@ -50,6 +55,7 @@ _HOMES = {
     "PerfmodelError": "errors",
     "Plan": "plan",
     "PlanSpace": "plan",
+    "Precision": "precision",
     "Recompute": "plan",
     "SlidingWindow": "parts",
     "Source": "sources",
@@ -60,10 +66,13 @@ _HOMES = {
     "catalogue": "models",
     "check": "step",
     "estimate": "step",
+    "explain": "explanation",
     "ladder": "ladders",
+    "layout_space": "layout_search",
     "load_pack": "calibration.packs",
     "load_stack": "calibration.stacks",
     "parse_ladder": "ladders",
+    "search_layouts": "layout_search",
 }
 
 __all__ = [
@@ -73,10 +82,12 @@ __all__ = [
     "Biases",
     "CatalogueEntry",
     "Cluster",
+    "Explanation",
     "ExtraParameters",
     "HardwarePack",
     "IllegalPlanError",
     "LatentAttention",
+    "LayoutSearch",
     "MfuConvention",
     "Optimizer",
     "PackError",
@@ -84,6 +95,7 @@ __all__ = [
     "PerfmodelError",
     "Plan",
     "PlanSpace",
+    "Precision",
     "Recompute",
     "SlidingWindow",
     "Source",
@@ -94,10 +106,13 @@ __all__ = [
     "catalogue",
     "check",
     "estimate",
+    "explain",
     "ladder",
+    "layout_space",
     "load_pack",
     "load_stack",
     "parse_ladder",
+    "search_layouts",
 ]
 
 

@@ -14,6 +14,7 @@ from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     BF16_BYTES,
     attention_time,
+    cast_time,
     elementwise_time,
     gemm_time,
     linear_backward_time,
@@ -65,10 +66,17 @@ def attention_parameters(a: ArchitectureDims, tp: float) -> float:
 
 @formula
 def linear_time(hw: Hardware, m: float, n: float, k: float, backward: float) -> float:
-    """Device time of one pass of a linear layer (m, k) x (k, n); ``backward`` is 0 or 1 [s]."""
+    """Device time of one pass of a linear layer (m, k) x (k, n); ``backward`` is 0 or 1 [s].
+
+    Below bf16 the forward pass quantises the input and the backward pass the gradient of the
+    output; the weights are quantised once a step, with the optimizer.
+    """
     if backward > 0.0:
-        return linear_backward_time(hw.device, hw.gemm, m, n, k)
-    return gemm_time(hw.device, hw.gemm, m, n, k)
+        products = linear_backward_time(hw.device, hw.gemm, m, n, k)
+        return products + cast_time(hw.device, hw.elementwise, hw.cast, m * n)
+    return gemm_time(hw.device, hw.gemm, m, n, k) + cast_time(
+        hw.device, hw.elementwise, hw.cast, m * k
+    )
 
 
 @formula

@@ -16,6 +16,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.memory import OptimizerDims
+from perfmodel.precision import Precision
 from perfmodel.routing import Routing
 
 MAX_NODES = 2**17
@@ -105,6 +106,18 @@ class Cluster(Frozen):
         fabric = with_devices_per_node(constants.fabric, float(self.devices_per_node))
         return constants._replace(fabric=fabric)
 
+    def constants_for(self, precision: Precision) -> Hardware:
+        """Return `constants` with linear layers and experts in a precision.
+
+        Raises
+        ------
+        PackError
+            The device has no such rate.
+        """
+        if precision is Precision.BF16:
+            return self.constants
+        return self.pack.constants(precision)._replace(fabric=self.constants.fabric)
+
     @property
     def devices_per_node(self) -> int:
         """Devices in use on each node [-]."""
@@ -174,12 +187,15 @@ class Batch(Frozen):
         AdamW unless given.
     routing : Routing
         How tokens fall on experts; evenly and without a capacity unless given.
+    precision : Precision
+        Number format of the products of linear layers and experts: bf16 unless given.
     """
 
     global_batch: Count
     seq_len: Count
     optimizer: Optimizer = Optimizer.ADAMW
     routing: Routing = Routing()
+    precision: Precision = Precision.BF16
 
     @property
     def tokens(self) -> int:

@@ -109,6 +109,36 @@ def all_to_all_time(fabric: Fabric, size: float, stride: float, volume: float) -
 
 
 @formula
+def distinct(groups: float, copies: float) -> float:
+    """Count the groups expected to hold one or more of ``copies`` independent choices [-]."""
+    return groups * float(1.0 - (1.0 - 1.0 / groups) ** copies)
+
+
+@formula
+def all_to_all_once_time(
+    fabric: Fabric, size: float, stride: float, token_bytes: float, copies: float
+) -> float:
+    """Time of a dispatch that sends each token once to a node and forwards it inside [s].
+
+    ``token_bytes`` are a rank's tokens, one copy of each; the choices of a token are taken as
+    independent and balanced. DeepEP and HybridEP work so.
+    """
+    if size <= 1.0 or token_bytes <= 0.0:
+        return 0.0
+    s = fabric.all_to_all
+    local = ranks_per_node(fabric.devices_per_node, size, stride)
+    received = token_bytes * distinct(size, copies)
+    per_byte = (local - 1.0) / local / s.link_bw + 1.0 / local / s.self_bw
+    intra = s.intra_latency_s + ramped(received, s.intra_ramp_bytes) * per_byte
+    if local >= size:
+        return intra
+    nodes = size / local
+    away = token_bytes * distinct(nodes, copies) * (nodes - 1.0) / nodes
+    latency = s.inter_latency_s * float((size / 16.0) ** s.inter_exponent)
+    return max(intra, latency + ramped(away, s.inter_ramp_bytes) / s.nic_bw)
+
+
+@formula
 def ring_time(
     s: RingSurface, devices_per_node: float, size: float, stride: float, volume: float
 ) -> float:

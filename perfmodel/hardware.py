@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from perfmodel.collectives import Fabric
 from perfmodel.kernels import (
+    NO_CAST,
     AttentionSurface,
+    Cast,
     DeviceRates,
     ElementwiseSurface,
     GemmSurface,
@@ -17,7 +19,11 @@ from perfmodel.kernels import (
 
 
 class Hardware(NamedTuple):
-    """What a hardware pack says, in the form that both Python and numba read."""
+    """What a hardware pack says, in the form that both Python and numba read.
+
+    ``gemm`` and the grouped surfaces are those of one precision: their ``flop_eff`` is a fraction
+    of the bf16 peak and may exceed 1 below it.
+    """
 
     device: DeviceRates
     gemm: GemmSurface
@@ -29,3 +35,4 @@ class Hardware(NamedTuple):
     topk: TopKSurface
     elementwise: ElementwiseSurface
     fabric: Fabric
+    cast: Cast = NO_CAST  # of what linear layers and experts multiply

@@ -119,12 +119,23 @@ def with_replay(
 
 
 @formula
-def exposed(t: OperatorTimes, stack: Stack) -> OperatorTimes:
-    """One layer's times as a stack runs them: its kernels, and what it does not overlap [s]."""
+def layer_times(
+    cost: LayerCost, stack: Stack, replay: Replay, moe: float, latent_up: float
+) -> OperatorTimes:
+    """One layer's forward, replay and backward as a stack runs them [s].
+
+    Its kernels, what it does not overlap, and attention's scores where it writes them: once
+    forward, once more in a replay, and twice as many bytes backward.
+    """
+    forward, backward = cost.dense_forward, cost.dense_backward
+    if moe > 0.0:
+        forward, backward = cost.moe_forward, cost.moe_backward
+    t = with_replay(forward, backward, replay, moe, latent_up)
     k = stack.device_scale
+    scores = stack.score_bytes * cost.score_byte * (3.0 + replay.core)
     return OperatorTimes(
         attention_linear=k * t.attention_linear,
-        attention_core=k * t.attention_core,
+        attention_core=k * (stack.attention_scale * t.attention_core + scores),
         elementwise=k * t.elementwise,
         router=k * t.router,
         permutation=k * t.permutation,
@@ -159,14 +170,16 @@ def mode_totals(cost: LayerCost, a: ArchitectureDims, stack: Stack, mode: float)
     replay = replay_of(mode)
     up = latent_up_share(a)
     again = max(replay.whole, replay.experts)
-    moe = with_replay(cost.moe_forward, cost.moe_backward, replay, 1.0, up)
-    dense = with_replay(cost.dense_forward, cost.dense_backward, replay, 0.0, up)
+    moe = layer_times(cost, stack, replay, 1.0, up)
+    dense = layer_times(cost, stack, replay, 0.0, up)
     launches = cost.launch_forward * (1.0 + again) + cost.launch_backward
+    once = stack.copies_once
+    dispatch = (1.0 - once) * cost.dispatch + once * cost.dispatch_once
     return ModeTotals(
-        moe_device=total(exposed(moe, stack)),
-        dense_device=total(exposed(dense, stack)),
+        moe_device=total(moe),
+        dense_device=total(dense),
         launches=stack.launch_share * launches,
-        dispatch=cost.dispatch * (4.0 + 2.0 * again),
+        dispatch=dispatch * (4.0 + 2.0 * again),
         host_share=stack.forward_share * (1.0 + host_replay(stack, replay)) + stack.backward_share,
         forward_share=0.25 if mode == 3.0 else 1.0 / 3.0,
         head=stack.device_scale * cost.head,
@@ -324,6 +337,7 @@ def update_time(
     expert = expert_parameters(a, p, c)
     replicas, edp = state_shards(p)
     traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if optimizer.matrix_iterations > 0.0:
         flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas

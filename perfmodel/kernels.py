@@ -29,7 +29,7 @@ class DeviceRates(NamedTuple):
 
 
 class GemmSurface(NamedTuple):
-    """Dense bf16 GEMM, C[m,n] = A[m,k] B[k,n]; a p-norm of a compute and a traffic roofline."""
+    """Dense GEMM, C[m,n] = A[m,k] B[k,n] in bf16; a p-norm of a compute and a traffic roofline."""
 
     launch_s: float  # host time of one launch [s]
     floor_s: float  # shortest device time of any kernel [s]
@@ -39,6 +39,7 @@ class GemmSurface(NamedTuple):
     mn_half: float  # output size m*n at which half of the efficiency is lost [-]
     droop: float  # relative slow-down per decade of FLOP above 1e12 (power limit) [-]
     norm: float  # exponent of the p-norm that joins the two rooflines [-]
+    operand_bytes: float = BF16_BYTES  # of one element of A and B [B]
 
 
 class GroupedGemmSurface(NamedTuple):
@@ -48,6 +49,7 @@ class GroupedGemmSurface(NamedTuple):
     launch_per_gemm_s: float  # host time of each GEMM in the call [s]
     flop_eff: float  # [-]
     bw_eff: float  # [-]
+    operand_bytes: float = BF16_BYTES  # of one element of what is multiplied [B]
 
 
 class AttentionSurface(NamedTuple):
@@ -85,19 +87,31 @@ class ElementwiseSurface(NamedTuple):
     bw_eff: float  # fraction of memory bandwidth [-]
 
 
+class Cast(NamedTuple):
+    """What quantising an operand of a product moves; nothing in bf16."""
+
+    element_bytes: float  # read and written for one element of an activation or gradient [B]
+    kernels: float  # for one operand [-]
+    weight_bytes: float  # read and written for one weight, once a step [B]
+
+
+NO_CAST = Cast(0.0, 0.0, 0.0)
+
+
 @formula
 def gemm_time(device: DeviceRates, s: GemmSurface, m: float, n: float, k: float) -> float:
-    """Device time of a dense bf16 GEMM of shape (m, k) x (k, n) [s].
+    """Device time of a dense GEMM of shape (m, k) x (k, n) with bf16 output [s].
 
     ``sqrt(floor^2 + R^2)`` with ``R = (C^p + B^p)^(1/p)``, ``C = 2mnk / (peak e) (1 + k_half/k)
     (1 + mn_half/(mn)) (1 + droop max(0, log10(FLOP / 1e12)))`` and
-    ``B = 2(mk + kn + mn) / (bandwidth e_b)``.
+    ``B = (b(mk + kn) + 2mn) / (bandwidth e_b)``, b bytes an operand's element (2 in bf16).
     """
     flop = 2.0 * m * n * k
     compute = flop / (device.peak_flops * s.flop_eff)
     compute *= (1.0 + s.k_half / k) * (1.0 + s.mn_half / (m * n))
     compute *= 1.0 + s.droop * max(0.0, log10(flop / 1e12))
-    traffic = BF16_BYTES * (m * k + k * n + m * n) / (device.memory_bw * s.bw_eff)
+    moved = s.operand_bytes * (m * k + k * n) + BF16_BYTES * m * n
+    traffic = moved / (device.memory_bw * s.bw_eff)
     slower = max(compute, traffic)
     ratio = min(compute, traffic) / slower
     rooflines = slower * (1.0 + ratio**s.norm) ** (1.0 / s.norm)
@@ -125,13 +139,15 @@ def grouped_gemm_time(
     """Device time of ``n_gemms`` GEMMs (rows, k) x (k, n) in one call [s].
 
     ``backward`` is 0 for the forward pass and 1 for the backward pass (twice the FLOP; the
-    weights are read, their gradients written, and both activations read and written).
+    weights are read, their gradients written, and both activations read and written). Operands
+    below bf16 are read with fewer bytes: ``nk + rows k`` elements, and backward ``nk + rows (2n
+    + k)``.
     """
     flop = (2.0 + 2.0 * backward) * n_gemms * rows * n * k
     elements = n_gemms * ((1.0 + 2.0 * backward) * n * k + (1.0 + backward) * rows * (n + k))
-    return flop / (device.peak_flops * s.flop_eff) + BF16_BYTES * elements / (
-        device.memory_bw * s.bw_eff
-    )
+    operands = n_gemms * (n * k + rows * (k + 2.0 * backward * n))
+    moved = BF16_BYTES * elements - (BF16_BYTES - s.operand_bytes) * operands
+    return flop / (device.peak_flops * s.flop_eff) + moved / (device.memory_bw * s.bw_eff)
 
 
 @formula
@@ -184,6 +200,12 @@ def elementwise_time(
 ) -> float:
     """Device time of ``n_kernels`` kernels that together move ``traffic_bytes`` [s]."""
     return n_kernels * s.fixed_s + traffic_bytes / (device.memory_bw * s.bw_eff)
+
+
+@formula
+def cast_time(device: DeviceRates, s: ElementwiseSurface, cast: Cast, elements: float) -> float:
+    """Device time to quantise an activation or gradient, by rows and by columns; 0 in bf16 [s]."""
+    return elementwise_time(device, s, cast.element_bytes * elements, cast.kernels)
 
 
 @formula

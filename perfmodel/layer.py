@@ -19,17 +19,16 @@ from perfmodel.attention import (
     linear_time,
     tensor_parallel_time,
 )
-from perfmodel.collectives import all_to_all_time, ring_time
+from perfmodel.collectives import all_to_all_once_time, all_to_all_time, ring_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     BF16_BYTES,
+    cast_time,
     elementwise_time,
-    gemm_time,
     grouped_gemm_launch,
     grouped_gemm_time,
     head_time,
-    linear_backward_time,
     router_time,
     topk_time,
 )
@@ -67,10 +66,12 @@ class LayerCost(NamedTuple):
     dense_forward: OperatorTimes
     dense_backward: OperatorTimes
     dispatch: float  # one expert all-to-all (and all-gather over ETP) [s]
+    dispatch_once: float  # the same, where a token goes once to each node [s]
     launch_forward: float  # host time of the two grouped products, forward [s]
     launch_backward: float  # the same, backward [s]
     head: float  # head and cross-entropy, and for each prediction layer once more and `joined` [s]
     joined: float  # projection from 2d to d of one prediction layer, forward and backward [s]
+    score_byte: float  # to move one byte of every attention score of a layer [s/B]
 
 
 @formula
@@ -92,25 +93,33 @@ def total(t: OperatorTimes) -> float:
 
 
 @formula
-def ffn_forward(a: ArchitectureDims, hw: Hardware, tokens: float, width: float) -> float:
-    """Forward products of a dense block of ``width`` on one rank [s]."""
+def ffn_time(
+    a: ArchitectureDims, hw: Hardware, tokens: float, width: float, backward: float
+) -> float:
+    """Products of a dense block of ``width`` on one rank in one pass [s]."""
     if width <= 0.0:
         return 0.0
     up = (a.ffn_matrices - 1.0) * width
-    return gemm_time(hw.device, hw.gemm, tokens, up, a.d_model) + gemm_time(
-        hw.device, hw.gemm, tokens, a.d_model, width
+    return linear_time(hw, tokens, up, a.d_model, backward) + linear_time(
+        hw, tokens, a.d_model, width, backward
     )
 
 
 @formula
-def ffn_backward(a: ArchitectureDims, hw: Hardware, tokens: float, width: float) -> float:
-    """Backward products of a dense block of ``width`` on one rank [s]."""
-    if width <= 0.0:
-        return 0.0
+def expert_time(
+    a: ArchitectureDims, hw: Hardware, n_local: float, rows: float, width: float, backward: float
+) -> float:
+    """Device time of one pass of the local experts: products and quantising [s].
+
+    As in a linear layer: forward the inputs of both products, backward their outputs' gradients.
+    """
     up = (a.ffn_matrices - 1.0) * width
-    return linear_backward_time(hw.device, hw.gemm, tokens, up, a.d_model) + linear_backward_time(
-        hw.device, hw.gemm, tokens, a.d_model, width
-    )
+    surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
+    time = grouped_gemm_time(hw.device, surface, n_local, rows, up, a.d_model, backward)
+    time += grouped_gemm_time(hw.device, surface, n_local, rows, a.d_model, width, backward)
+    inner = up if backward > 0.0 else width
+    time += cast_time(hw.device, hw.elementwise, hw.cast, n_local * rows * a.d_model)
+    return time + cast_time(hw.device, hw.elementwise, hw.cast, n_local * rows * inner)
 
 
 @formula
@@ -144,9 +153,6 @@ def dense_layer_times(
     width = a.d_ff / tp
     weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * width + a.extra / tp
     traffic = backward * MAIN_GRAD_EXTRA_BYTES * weights
-    ffn = (
-        ffn_backward(a, hw, tokens, width) if backward > 0.0 else ffn_forward(a, hw, tokens, width)
-    )
     return OperatorTimes(
         attention_linear=attention.linear,
         attention_core=attention.core,
@@ -157,7 +163,7 @@ def dense_layer_times(
         activation=elementwise_time(
             hw.device, hw.elementwise, activation_traffic(a, tokens, width, backward), 1.0
         ),
-        dense_ffn=ffn,
+        dense_ffn=ffn_time(a, hw, tokens, width, backward),
         tensor_parallel=attention_parallel_time(a, hw, p, tokens)
         + tensor_parallel_time(hw, p, tokens * BF16_BYTES * a.d_model),
         context_parallel=attention.ring,
@@ -181,7 +187,6 @@ def moe_layer_times(
     n_local = a.n_experts / p.ep
     rows = rows_per_expert(a, p, tokens)
     width = a.d_expert / p.etp
-    up = (a.ffn_matrices - 1.0) * width
     shared = a.d_shared / tp
     blocks = 2.0 if a.d_shared > 0.0 else 1.0  # that TP splits
 
@@ -192,27 +197,19 @@ def moe_layer_times(
     passes = 4.0 if p.ep * p.etp > 1.0 else 2.0
     moved = 2.0 * (1.0 + p.load * p.etp) if p.ep * p.etp > 1.0 else 2.0
     permutation = elementwise_time(dev, elem, moved * 2.0 * local * a.top_k * hidden, passes)
-    surface = hw.grouped_backward if backward > 0.0 else hw.grouped_forward
-    experts = grouped_gemm_time(dev, surface, n_local, rows, up, a.d_model, backward)
-    experts += grouped_gemm_time(dev, surface, n_local, rows, a.d_model, width, backward)
     traffic = activation_traffic(a, n_local * rows, width, backward)
     traffic += activation_traffic(a, tokens, shared, backward)
     weights = attention_weights(a, tp) + a.ffn_matrices * a.d_model * (n_local * width + shared)
     weights += a.extra / tp
-    ffn = (
-        ffn_backward(a, hw, tokens, shared)
-        if backward > 0.0
-        else ffn_forward(a, hw, tokens, shared)
-    )
     return OperatorTimes(
         attention_linear=attention.linear,
         attention_core=attention.core,
         elementwise=attention.elementwise,
         router=router,
         permutation=permutation,
-        experts=experts,
+        experts=expert_time(a, hw, n_local, rows, width, backward),
         activation=elementwise_time(dev, elem, traffic, blocks),
-        dense_ffn=ffn,
+        dense_ffn=ffn_time(a, hw, tokens, shared, backward),
         tensor_parallel=attention_parallel_time(a, hw, p, tokens)
         + (blocks - 1.0) * tensor_parallel_time(hw, p, tokens * hidden),
         context_parallel=attention.ring,
@@ -235,6 +232,29 @@ def dispatch_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: 
 
 
 @formula
+def dispatch_once_time(
+    a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: float
+) -> float:
+    """:func:`dispatch_time` where each token goes once to each node that has experts of it [s]."""
+    token_bytes = p.load * local_tokens * BF16_BYTES * a.d_model
+    gathered = p.etp * a.top_k * token_bytes
+    node = hw.fabric.devices_per_node
+    return all_to_all_once_time(hw.fabric, p.ep, p.etp, token_bytes, a.top_k) + ring_time(
+        hw.fabric.all_gather, node, p.etp, 1.0, gathered
+    )
+
+
+@formula
+def score_byte_time(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> float:
+    """Time to move one byte of every score of a layer's attention, full square of each head [s/B].
+
+    For stacks that write the scores to memory: products, mask and softmax, dropout.
+    """
+    scores = p.micro_batch * a.n_heads / (p.tp * p.cp) * seq_len * seq_len
+    return scores / (hw.device.memory_bw * hw.elementwise.bw_eff)
+
+
+@formula
 def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> LayerCost:
     """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
     tokens = p.micro_batch * seq_len / p.cp
@@ -244,12 +264,14 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
     moe_forward = NO_TIME
     moe_backward = NO_TIME
     dispatch = 0.0
+    dispatch_once = 0.0
     launch_forward = 0.0
     launch_backward = 0.0
     if a.n_experts > 0.0:
         moe_forward = moe_layer_times(a, hw, forward, p, tokens, 0.0)
         moe_backward = moe_layer_times(a, hw, backward, p, tokens, 1.0)
         dispatch = dispatch_time(a, hw, p, tokens / sequence_shards(p))
+        dispatch_once = dispatch_once_time(a, hw, p, tokens / sequence_shards(p))
         launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / p.ep)
         launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / p.ep)
     head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
@@ -265,8 +287,10 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
         dense_forward=dense_layer_times(a, hw, forward, p, tokens, 0.0),
         dense_backward=dense_layer_times(a, hw, backward, p, tokens, 1.0),
         dispatch=dispatch,
+        dispatch_once=dispatch_once,
         launch_forward=launch_forward,
         launch_backward=launch_backward,
         head=head,
         joined=joined,
+        score_byte=score_byte_time(a, hw, seq_len, p),
     )

@@ -11,6 +11,7 @@ from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
 from perfmodel.memory import dense_parameters, expert_parameters
 from perfmodel.mesh import sequence_shards
+from perfmodel.precision import Precision
 
 if TYPE_CHECKING:
     from perfmodel.step import StepModel
@@ -121,10 +122,12 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
 
     A surface that was not measured at all has one flag.
     """
-    pack = model.cluster.pack
+    pack, precision = model.cluster.pack, model.batch.precision
     found: dict[tuple[str, str], Flag] = {}
     flags: list[Flag] = [
-        flag for surface, sizes in queries(model) for flag in pack.check(surface, **sizes)
+        flag
+        for surface, sizes in queries(model)
+        for flag in pack.check_at(precision, surface, **sizes)
     ]
     flags += model.profile.check(**stack_variables(model))
     for flag in flags:
@@ -162,6 +165,11 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
         said.append(
             f"mtp_layers={a.mtp_layers}: prediction layers have logits where the loss is and a "
             "copy of the embedding where they are; no run that the stack was fitted on has them"
+        )
+    if model.batch.precision is not Precision.BF16:
+        said.append(
+            f"precision={model.batch.precision}: no run that the stack was fitted on had it; the "
+            "host's time to launch the quantising is that of none"
         )
     if a.extra is not None:
         said.append(

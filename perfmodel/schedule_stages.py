@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel._jit import formula
+from perfmodel._jit import compile_kernel, formula
 
 __all__ = ["makespan_1f1b_stages", "makespan_interleaved_stages", "makespan_of_chunks"]
 
@@ -80,7 +80,7 @@ def makespan_1f1b_stages(
     return best
 
 
-@formula
+@compile_kernel
 def interleaved_end(seconds: Any, groups: int, forward_fraction: float) -> float:
     """End of the interleaved schedule of some groups of microbatches [s]: run task by task.
 

@@ -11,18 +11,18 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
 from perfmodel.frozen import Frozen
+from perfmodel.hardware import Hardware
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
     SynchronisationTime,
-    exposed,
     exposed_exchange,
+    layer_times,
     mode_totals,
     pipeline_time,
     step_total,
     synchronisation_time,
     time_of_content,
-    with_replay,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
@@ -123,10 +123,15 @@ class StepModel:
         return self.batch.global_batch // (self.plan.dp * self.plan.micro_batch)
 
     @cached_property
+    def hardware(self) -> Hardware:
+        """The machine's constants in the precision of the batch."""
+        return self.cluster.constants_for(self.batch.precision)
+
+    @cached_property
     def cost(self) -> LayerCost:
         """Costs of a layer; they depend on the hardware and not on the stack."""
         seq_len = float(self.batch.seq_len)
-        return layer_cost(self.architecture.dims, self.cluster.constants, seq_len, self.dims)
+        return layer_cost(self.architecture.dims, self.hardware, seq_len, self.dims)
 
     @cached_property
     def pipeline(self) -> PipelineTime:
@@ -148,7 +153,7 @@ class StepModel:
         """Return the pipeline's part of the step under other constants of the stack [s]."""
         a, p, n = self.architecture.dims, self.dims, float(self.n_microbatches)
         totals = mode_totals(self.cost, a, stack, p.recompute)
-        hw, seq_len = self.cluster.constants, float(self.batch.seq_len)
+        hw, seq_len = self.hardware, float(self.batch.seq_len)
         if self.layout is None:
             return pipeline_time(a, hw, stack, p, totals, seq_len, n)
         return pipeline_of_layout(a, hw, stack, p, totals, seq_len, n, self.layout)
@@ -160,7 +165,7 @@ class StepModel:
 
     def synchronisation_under(self, stack: Stack) -> SynchronisationTime:
         """Return the part of the step outside the stages under other constants [s]."""
-        a, p, hw = self.architecture.dims, self.dims, self.cluster.constants
+        a, p, hw = self.architecture.dims, self.dims, self.hardware
         optimizer = self.batch.optimizer.dims
         seq_len = float(self.batch.seq_len)
         if self.layout is None:
@@ -182,7 +187,7 @@ class StepModel:
         """One microbatch on a stage [s]."""
         stack, a, p = self.profile.stack(), self.architecture.dims, self.dims
         totals = mode_totals(self.cost, a, stack, p.recompute)
-        hw, seq_len = self.cluster.constants, float(self.batch.seq_len)
+        hw, seq_len = self.hardware, float(self.batch.seq_len)
         return time_of_content(a, hw, stack, p, totals, seq_len, self.contents[index])
 
     @cached_property
@@ -215,9 +220,8 @@ class StepModel:
         dense, moe = self.contents[self.pace_stage].dense, self.contents[self.pace_stage].moe
         replay, up = replay_of(self.dims.recompute), latent_up_share(self.architecture.dims)
         stack, cost = self.profile.stack(), self.cost
-        per_moe = with_replay(cost.moe_forward, cost.moe_backward, replay, 1.0, up)
-        per_dense = with_replay(cost.dense_forward, cost.dense_backward, replay, 0.0, up)
-        per_moe, per_dense = exposed(per_moe, stack), exposed(per_dense, stack)
+        per_moe = layer_times(cost, stack, replay, 1.0, up)
+        per_dense = layer_times(cost, stack, replay, 0.0, up)
         parts = {
             f"compute_{name}": n * (moe * per_moe[i] + dense * per_dense[i])
             for i, name in enumerate(OperatorTimes._fields)
@@ -236,7 +240,7 @@ class StepModel:
 
     def sources(self) -> dict[str, Source]:
         """Return what each part of the breakdown, and each headline number, rests on."""
-        pack = self.cluster.pack
+        pack, precision = self.cluster.pack, self.batch.precision
         # The fitted runs recompute in full: other modes split A by assumed shares.
         host = [constant.source for constant in self.profile.constants.values()]
         if self.plan.recompute is not Recompute.FULL:
@@ -247,7 +251,7 @@ class StepModel:
         exchange = pack.source("all_to_all")
         elementwise = pack.source("elementwise")
         parts = {
-            "compute_attention_linear": pack.source("gemm"),
+            "compute_attention_linear": pack.source("gemm", precision),
             "compute_attention_core": weakest(
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
@@ -255,10 +259,13 @@ class StepModel:
             "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
-                [pack.source("grouped_forward"), pack.source("grouped_backward")]
+                [
+                    pack.source("grouped_forward", precision),
+                    pack.source("grouped_backward", precision),
+                ]
             ),
             "compute_activation": elementwise,
-            "compute_dense_ffn": pack.source("gemm"),
+            "compute_dense_ffn": pack.source("gemm", precision),
             "compute_tensor_parallel": ring,
             "compute_context_parallel": weakest([exchange, Source.ASSUMED]),
             "compute_gradient": weakest([elementwise, Source.ASSUMED]),

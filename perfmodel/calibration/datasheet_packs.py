@@ -27,7 +27,7 @@ from perfmodel.calibration.fit import (
 from perfmodel.calibration.packs import HardwarePack, Surface, load_pack
 from perfmodel.calibration.records import PackError
 from perfmodel.calibration.report import overview_markdown
-from perfmodel.calibration.surfaces import SURFACES
+from perfmodel.calibration.surfaces import OPTIONAL, SURFACES
 from perfmodel.calibration.tables import Tables
 from perfmodel.calibration.transfer import Machine, Transfer
 from perfmodel.calibration.writer import record_toml
@@ -52,7 +52,8 @@ class Maker:
         if not _is_made(sheet):
             return load_pack(name)
         stated = sorted([*sheet.measured, *sheet.same, *sheet.transferred])
-        if stated != sorted(SURFACES):
+        wanted = [*SURFACES, *(OPTIONAL if sheet.device.peak_flops_fp8 is not None else ())]
+        if stated != sorted(wanted):
             raise PackError(
                 f"Datasheet {name} must name each surface once, in measured, same or transferred."
             )
@@ -68,7 +69,7 @@ class Maker:
                 Machine(other, there.device, there.node), Machine(name, sheet.device, sheet.node)
             )
             surfaces[surface] = transfer.surface(surface, self._of(other, surface))
-        return assemble(name, origin, sheet, {surface: surfaces[surface] for surface in SURFACES})
+        return assemble(name, origin, sheet, {surface: surfaces[surface] for surface in wanted})
 
     def measured(self, name: str) -> dict[str, Surface]:
         """Return the surfaces of a pack that are fitted to rows of its own device."""

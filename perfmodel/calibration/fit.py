@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from perfmodel.calibration.fit_collectives import collective_fits
-from perfmodel.calibration.fit_gemms import gemm_fits
+from perfmodel.calibration.fit_gemms import Fp8GemmFit, gemm_fits, has_fp8
 from perfmodel.calibration.fit_kernels import kernel_fits
 from perfmodel.calibration.packs import (
     SCHEMA_VERSION,
@@ -29,6 +29,7 @@ from perfmodel.calibration.packs import (
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, shipped
 from perfmodel.calibration.report import report_markdown
 from perfmodel.calibration.surface_fit import SurfaceFit
+from perfmodel.calibration.surfaces import GEMM_FP8
 from perfmodel.calibration.tables import Tables
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
@@ -83,7 +84,12 @@ def surface_fits(devices_per_node: int, floor_s: float | None = None) -> tuple[S
 
     ``floor_s`` is the shortest time of any kernel, where no chains of kernels were timed [s].
     """
-    return (*gemm_fits(floor_s), *kernel_fits(floor_s), *collective_fits(devices_per_node))
+    return (
+        *gemm_fits(floor_s),
+        *kernel_fits(floor_s),
+        *collective_fits(devices_per_node),
+        Fp8GemmFit(floor_s=floor_s),
+    )
 
 
 def fit_pack(
@@ -112,6 +118,8 @@ def fit_pack(
     node = datasheet.node
     surfaces: dict[str, Surface] = {}
     for fit in surface_fits(node.devices_per_node):
+        if fit.surface == GEMM_FP8 and not has_fp8(tables, datasheet.device):
+            continue
         progress(fit.surface)
         surfaces[fit.surface] = fit.fit(tables, datasheet.device)
     return assemble(name, origin, datasheet, surfaces)

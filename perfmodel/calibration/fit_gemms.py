@@ -21,7 +21,8 @@ from perfmodel.calibration.surface_fit import (
     isin,
     span,
 )
-from perfmodel.calibration.tables import BoolArray, FloatArray, Table, Tables
+from perfmodel.calibration.surfaces import GEMM_FP8
+from perfmodel.calibration.tables import BoolArray, FloatArray, Table, TableError, Tables
 from perfmodel.kernels import (
     DeviceRates,
     GemmSurface,
@@ -33,6 +34,13 @@ from perfmodel.kernels import (
 
 GEMM = "dense_gemm.csv"
 GROUPED = "grouped_gemm.csv"
+
+FP8_BYTES = 1.0
+
+CAST_BYTES = 3.0  # a timed fp8 call reads each operand in bf16 and writes it in fp8 [B]
+CAST_EFFICIENCY = 0.92  # of the memory bandwidth: what elementwise kernels of p6-b200 reach [-]
+
+LARGE = "more than 1e12 FLOP, m, n and k of at least 512"
 
 SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and nothing else
 
@@ -94,6 +102,90 @@ class GemmFit:
             fit.errors,
             regimes=regimes,
         )
+
+
+@dataclass(frozen=True)
+class Fp8GemmFit:
+    """Dense GEMM with fp8 operands, one scale a tensor; ``flop_eff`` is of the fp8 peak.
+
+    A timed call quantises both operands and multiplies them, while the host issues all of it:
+    wall = max(launch, lead + cast + rooflines). ``lead_s`` is the host's part before the device
+    starts, a nuisance of timing one call alone. The cast is not part of the surface. ``mn_half``
+    is 0: where it would count, the launch hides the device.
+    """
+
+    surface: str = GEMM_FP8
+    floor_s: float | None = None
+
+    def fit(self, tables: Tables, device: Device) -> Surface:
+        """Fit the rooflines beside a cast of known traffic."""
+        table = fp8_rows(tables)
+        m, n, k = table["M"], table["N"], table["K"]
+        rates = fp8_rates(device)
+        cast = CAST_BYTES * (m * k + k * n) / (rates.memory_bw * CAST_EFFICIENCY)
+        bounds = {
+            "launch_s": Bound(1.5e-4, 1e-7, 1e-2),
+            "lead_s": Bound(1e-4, 1e-7, 1e-2),
+            "flop_eff": EFFICIENCY,
+            "bw_eff": EFFICIENCY,
+            "k_half": Bound(200.0, 0.1, 1e4),
+            "droop": Bound(0.05, 1e-5, 1.0),
+            "norm": Bound(3.0, 1.0, 12.0),
+        }
+
+        def wall(p: Parameters) -> FloatArray:
+            constants = {name: value for name, value in p.items() if name != "lead_s"}
+            s = GemmSurface(floor_s=0.0, mn_half=0.0, operand_bytes=FP8_BYTES, **constants)
+            busy = evaluate(partial(gemm_time, rates, s), m, n, k)
+            return np.maximum(s.launch_s, p["lead_s"] + cast + busy)
+
+        held_out = isin(k, 4096) | isin(n, 2048) | isin(m, 8192)
+        text = "all rows with k = 4096, n = 2048 or m = 8192"
+        fit = Regression(bounds, wall, table["time_ms_med"] * 1e-3, held_out, text).solve()
+        large = (2.0 * m * n * k > 1e12) & (np.minimum(np.minimum(m, n), k) >= 512.0)
+        regimes = {}
+        if large.any():
+            outside = fit.outside[large[held_out]] if len(fit.outside) else fit.outside
+            part = Fit({}, fit.inside[large], outside, text)
+            regimes[f"fitted rows of {LARGE}"] = part.errors
+        floor_s, floor_tables, borrowed = floor_of(self.floor_s, tables)
+        params = {**fit.params, "floor_s": floor_s, "mn_half": 0.0}
+        return Evidence(
+            self.surface,
+            (GEMM, *floor_tables),
+            f"{len(table)} fp8 rows with m, n and k of at least {SMALLEST_GEMM:g}; wall time of "
+            f"one call = max(launch_s, lead_s + cast + rooflines), the cast {CAST_BYTES:g} B an "
+            f"element of both operands at {CAST_EFFICIENCY:g} of the bandwidth. flop_eff is of "
+            f"the fp8 peak. floor_s {borrowed or 'is that of gemm'}.",
+        ).surface_of(
+            tables,
+            params,
+            {"m": span(m), "n": span(n), "k": span(k)},
+            fit.errors,
+            regimes=regimes,
+            nuisance={"lead_s": params.pop("lead_s")},
+        )
+
+
+def fp8_rates(device: Device) -> DeviceRates:
+    """Return the device's rates with its fp8 peak in place of the bf16 peak."""
+    if device.peak_flops_fp8 is None:
+        raise TableError(f"The datasheet of {device.name} lacks device.peak_flops_fp8.")
+    return device.rates._replace(peak_flops=device.peak_flops_fp8.value)
+
+
+def fp8_rows(tables: Tables) -> Table:
+    """Return the fp8 rows that are more than launch."""
+    table = tables.load(GEMM).where(dtype="fp8")
+    sizes = np.minimum(np.minimum(table["M"], table["N"]), table["K"])
+    return table.take(sizes >= SMALLEST_GEMM)
+
+
+def has_fp8(tables: Tables, device: Device) -> bool:
+    """Whether the tables and the datasheet have what an fp8 surface needs."""
+    if device.peak_flops_fp8 is None or "fp8" not in tables.load(GEMM).words("dtype"):
+        return False
+    return len(fp8_rows(tables)) > 0
 
 
 def device_alone(tables: Tables, rates: DeviceRates, surface: GemmSurface) -> Fit:

@@ -250,10 +250,14 @@ def fit_profile(
     }
     rows = list(range(len(runs)))
     sweeps = [run.sweep for run in runs]
+    left_out = held_out_errors(prepared, stack, rows)
+    low, high = ratio_interval(np.log1p(left_out))  # of predicted over measured MFU
     scores = StackErrors(
         rows=len(runs),
         mape_in_sample=_mean(errors(prepared, stack, fitted)),
-        mape_leave_one_out=_mean(held_out_errors(prepared, stack, rows)),
+        mape_leave_one_out=_mean(left_out),
+        low=_round(low),
+        high=_round(high),
         mape_leave_one_sweep_out=_mean(held_out_errors(prepared, stack, sweeps)),
     )
     content = base.model_dump() | {
@@ -265,6 +269,19 @@ def fit_profile(
         "errors": scores.model_dump(),
     }
     return StackProfile.model_validate(content)
+
+
+def ratio_interval(log_ratios: Vector) -> tuple[float, float]:
+    """Return the 5% and 95% quantiles of ratios, from the logarithms of some of them [-].
+
+    Each is the order statistic that a further ratio of the same kind falls beyond with a chance
+    of at most 5% (split conformal prediction, arXiv 2107.07511); the extreme one where the
+    sample is too small to have such.
+    """
+    ordered = np.sort(log_ratios)
+    n = len(ordered)
+    rank = min(n, int(np.ceil(0.95 * (n + 1))))
+    return float(np.exp(ordered[n - rank])), float(np.exp(ordered[rank - 1]))
 
 
 def _round(value: float) -> float:

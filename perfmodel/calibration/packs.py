@@ -18,10 +18,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, read_record, shipped
-from perfmodel.calibration.surfaces import SURFACES, SurfaceKind
+from perfmodel.calibration.surfaces import GEMM_FP8, KINDS, SURFACES, SurfaceKind
 from perfmodel.collectives import Fabric
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import DeviceRates
+from perfmodel.precision import RECIPES, Precision
 from perfmodel.sources import Source
 
 SCHEMA_VERSION = 1
@@ -34,6 +35,9 @@ ALIASES = {"a100": "a100-80"}
 LARGEST_EFFICIENCY = 1.5
 
 Policy = Literal["flag", "refuse"]
+
+PRODUCTS = frozenset({"gemm", "grouped_forward", "grouped_backward"})
+"""The surfaces that depend on the precision."""
 
 REFUSABLE = frozenset({("all_to_all", "size")})
 """The ranges beyond which a pack may keep a search from choosing a plan."""
@@ -61,11 +65,39 @@ class Device(FrozenRecord):
     fp32_flops: Datum  # dense fp32, no tensor cores [FLOP/s]
     memory_bytes: Datum  # usable by the program [B]
     memory_bw: Datum  # [B/s]
+    precisions: tuple[Precision, ...] = ()  # that there is hardware for, beside bf16
+
+    @model_validator(mode="after")
+    def _precisions_have_a_peak(self) -> Self:
+        for precision in self.precisions:
+            if precision in RECIPES and self._peak(precision) is None:
+                kind = "peak_flops_fp4" if RECIPES[precision].four_bit else "peak_flops_fp8"
+                raise ValueError(f"precisions names {precision} and {kind} is missing")
+        return self
 
     @property
     def rates(self) -> DeviceRates:
         """The device's rates, in the form that the formulas take."""
         return DeviceRates(self.peak_flops.value, self.fp32_flops.value, self.memory_bw.value)
+
+    def peak_ratio(self, precision: Precision) -> float:
+        """Return the dense peak of a precision over that of bf16 [-].
+
+        Raises
+        ------
+        PackError
+            The device has no hardware for the precision.
+        """
+        if precision not in RECIPES:
+            return 1.0
+        peak = self._peak(precision)
+        if precision not in self.precisions or peak is None:
+            known = ", ".join((Precision.BF16, *self.precisions))
+            raise PackError(f"precision={precision} has no rate on {self.name}; it has {known}.")
+        return float(peak.value / self.peak_flops.value)
+
+    def _peak(self, precision: Precision) -> Datum | None:
+        return self.peak_flops_fp4 if RECIPES[precision].four_bit else self.peak_flops_fp8
 
 
 class Node(FrozenRecord):
@@ -181,17 +213,63 @@ class HardwarePack(FrozenRecord):
 
     @model_validator(mode="after")
     def _surfaces_are_complete(self) -> Self:
-        _same_keys("surfaces", self.surfaces, SURFACES)
+        optional = [name for name in KINDS if name in self.surfaces and name not in SURFACES]
+        _same_keys("surfaces", self.surfaces, (*SURFACES, *optional))
         for name, surface in self.surfaces.items():
-            _check_surface(name, surface, SURFACES[name])
+            _check_surface(name, surface, KINDS[name])
+        if GEMM_FP8 in self.surfaces and self.device.peak_flops_fp8 is None:
+            raise ValueError(f"surfaces.{GEMM_FP8} needs device.peak_flops_fp8, which is missing")
         return self
 
-    def constants(self) -> Hardware:
-        """Return the constants in the form that the formulas take."""
+    def constants(self, precision: Precision = Precision.BF16) -> Hardware:
+        """Return the constants in the form that the formulas take.
+
+        Below bf16 ``gemm`` is the fp8 surface at the precision's peak, and the grouped products
+        keep of their bf16 fraction of the peak what dense products keep: the ratio of the two
+        dense ``flop_eff``. What is no linear layer and no expert does not depend on it.
+
+        Raises
+        ------
+        PackError
+            The device has no hardware for the precision, or the pack no surface to price it by.
+        """
+        if precision not in RECIPES:
+            return self._bf16()
+        ratio, recipe = self.device.peak_ratio(precision), RECIPES[precision]
+        if GEMM_FP8 not in self.surfaces:
+            raise PackError(
+                f"precision={precision} has no price on {self.name}: the pack has no surface "
+                f"{GEMM_FP8}; nearest: bf16."
+            )
+        hw, gemm = self._bf16(), self._parameters(GEMM_FP8)
+        reached = recipe.share * ratio
+        changes = {"operand_bytes": recipe.operand_bytes}
+        factor = reached * gemm.flop_eff / hw.gemm.flop_eff
+        forward, backward = hw.grouped_forward, hw.grouped_backward
+        return hw._replace(
+            gemm=gemm._replace(flop_eff=gemm.flop_eff * reached, **changes),
+            grouped_forward=forward._replace(flop_eff=forward.flop_eff * factor, **changes),
+            grouped_backward=backward._replace(flop_eff=backward.flop_eff * factor, **changes),
+            cast=recipe.cast,
+        )
+
+    def _bf16(self) -> Hardware:
         built = {name: self._parameters(name) for name in SURFACES}
         collectives = {name: built.pop(name) for name in list(built) if name in Fabric._fields}
         fabric = Fabric(devices_per_node=float(self.node.devices_per_node), **collectives)
         return Hardware(device=self.device.rates, fabric=fabric, **built)
+
+    def check_at(self, precision: Precision, surface: str, **values: float) -> tuple[Flag, ...]:
+        """Return :meth:`check` of the surface that prices ``surface`` in a precision.
+
+        Below bf16 the dense product in fp8 is a surface of its own; of the other products of
+        linear layers and experts nothing was measured.
+        """
+        if precision not in RECIPES or surface not in PRODUCTS:
+            return self.check(surface, **values)
+        if precision is Precision.FP8 and surface == "gemm":
+            return self.check(GEMM_FP8, **values)
+        return (UnmeasuredFlag(f"{surface} in {precision}", self.name),)
 
     def check(self, surface: str, **values: float) -> tuple[Flag, ...]:
         """Return a flag for each value outside the range that the surface was measured on.
@@ -207,7 +285,7 @@ class HardwarePack(FrozenRecord):
             not checked. NaN is outside of every range.
         """
         record = self._surface(surface)
-        known = SURFACES[surface].variables
+        known = KINDS[surface].variables
         for variable in values:
             if variable not in known:
                 raise PackError(
@@ -230,17 +308,23 @@ class HardwarePack(FrozenRecord):
             return inf
         return float(record.ranges[variable][1])
 
-    def source(self, surface: str) -> Source:
-        """Return what the parameters of a surface rest on."""
+    def source(self, surface: str, precision: Precision = Precision.BF16) -> Source:
+        """Return what the parameters of a surface rest on.
+
+        Below bf16 products are ``ASSUMED``: those in fp8 were measured with part of what
+        quantising moves, and the rest is assumed.
+        """
+        if precision in RECIPES and surface in PRODUCTS:
+            return Source.ASSUMED
         return self._surface(surface).source
 
     def _surface(self, name: str) -> Surface:
         if name not in self.surfaces:
-            raise PackError(f"No surface is called {name!r}; there are {', '.join(SURFACES)}.")
+            raise PackError(f"No surface is called {name!r}; there are {', '.join(self.surfaces)}.")
         return self.surfaces[name]
 
     def _parameters(self, name: str) -> Any:
-        return SURFACES[name].constants(**self.surfaces[name].params)
+        return KINDS[name].constants(**self.surfaces[name].params)
 
 
 def shipped_packs() -> tuple[str, ...]:
@@ -278,7 +362,7 @@ def _same_keys(what: str, given: Iterable[str], wanted: Iterable[str]) -> None:
 
 def _check_surface(name: str, surface: Surface, kind: SurfaceKind) -> None:
     where = f"surfaces.{name}"
-    _same_keys(f"{where}.params", surface.params, kind.constants._fields)
+    _same_keys(f"{where}.params", surface.params, kind.parameters)
     if surface.measured:
         _same_keys(f"{where}.ranges", surface.ranges, kind.variables)
         _same_keys(f"{where}.beyond", surface.beyond, kind.variables)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from perfmodel.calibration.packs import RangeFlag
-from perfmodel.calibration.records import FrozenRecord, Text, read_record, shipped
+from perfmodel.calibration.records import FrozenRecord, PackError, Text, read_record, shipped
 from perfmodel.sources import Source
 from perfmodel.stack import MAX_FITTED, Stack
 
@@ -44,13 +44,30 @@ class Assumption(FrozenRecord):
     note: Text
 
 
+class Variant(FrozenRecord):
+    """A switch of the stack, and the constants that it changes."""
+
+    description: Text
+    constants: dict[str, Constant] = Field(default_factory=dict)
+    assumptions: dict[str, Assumption] = Field(default_factory=dict)
+
+
 class StackErrors(FrozenRecord):
-    """Mean absolute percentage errors on MFU of the runs that fitted the profile [-]."""
+    """Errors on the runs that fitted the profile, and on others [-].
+
+    ``low`` and ``high`` are the 5% and 95% quantiles of measured over predicted step time, each run
+    predicted by constants fitted without it. The scored runs took no part in any fit.
+    """
 
     rows: Annotated[int, Field(ge=1)]
     mape_in_sample: Annotated[FiniteFloat, Field(ge=0)]
     mape_leave_one_out: Annotated[FiniteFloat, Field(ge=0)]
     mape_leave_one_sweep_out: Annotated[FiniteFloat, Field(ge=0)]
+    low: Annotated[FiniteFloat, Field(gt=0)]
+    high: Annotated[FiniteFloat, Field(gt=0)]
+    scored_rows: Annotated[int, Field(ge=0)] = 0
+    scored_median: Annotated[FiniteFloat, Field(ge=0)] | None = None
+    scored_mean: Annotated[FiniteFloat, Field(ge=0)] | None = None
 
 
 class StackProfile(FrozenRecord):
@@ -65,17 +82,24 @@ class StackProfile(FrozenRecord):
     assumptions: dict[str, Assumption]
     ranges: dict[str, tuple[FiniteFloat, FiniteFloat]]
     errors: StackErrors
+    variants: dict[str, Variant] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if len(self.constants) > MAX_FITTED:
-            raise ValueError(f"constants has {len(self.constants)}, and at most {MAX_FITTED} fit")
+        fitted = len(self.constants) + sum(len(v.constants) for v in self.variants.values())
+        if fitted > MAX_FITTED:
+            raise ValueError(f"constants has {fitted}, and at most {MAX_FITTED} fit")
         if twice := sorted(set(self.constants) & set(self.assumptions)):
             raise ValueError(f"{', '.join(twice)} cannot be both constants and assumptions")
         _same_names(
             "constants and assumptions", {*self.constants, *self.assumptions}, set(Stack._fields)
         )
-        for name, constant in self.constants.items():
+        every = [*self.constants.items()]
+        for variant in self.variants.values():
+            every += variant.constants.items()
+            if unknown := sorted({*variant.constants, *variant.assumptions} - {*Stack._fields}):
+                raise ValueError(f"variants has unknown {', '.join(unknown)}")
+        for name, constant in every:
             if not constant.low <= constant.value <= constant.high:
                 raise ValueError(
                     f"constants.{name}.value={constant.value:g} must lie in its interval "
@@ -88,6 +112,35 @@ class StackProfile(FrozenRecord):
         values = {name: constant.value for name, constant in self.constants.items()}
         values |= {name: assumed.value for name, assumed in self.assumptions.items()}
         return Stack(**values)
+
+    def varied(self, *names: str) -> StackProfile:
+        """Return the profile with some of its switches on, in the order of the profile.
+
+        Raises
+        ------
+        PackError
+            The profile has no such variant.
+        """
+        if unknown := sorted(set(names) - set(self.variants)):
+            known = ", ".join(sorted(self.variants)) or "none"
+            raise PackError(
+                f"Stack profile {self.name} has no variant {unknown[0]!r}; it has {known}."
+            )
+        constants, assumptions = dict(self.constants), dict(self.assumptions)
+        on = [name for name in self.variants if name in names]
+        for variant in (self.variants[name] for name in on):
+            for field in (*variant.constants, *variant.assumptions):
+                constants.pop(field, None)
+                assumptions.pop(field, None)
+            constants |= variant.constants
+            assumptions |= variant.assumptions
+        update = {
+            "name": "+".join((self.name, *on)),
+            "constants": constants,
+            "assumptions": assumptions,
+            "variants": {},
+        }
+        return self.model_copy(update=update)
 
     def source(self, name: str) -> Source:
         """Return what a constant rests on, fitted or assumed."""
@@ -120,9 +173,12 @@ def shipped_stacks() -> tuple[str, ...]:
 def load_stack(name_or_path: str) -> StackProfile:
     """Read a shipped stack profile by name, or a user's by path.
 
+    Variants follow the name, each behind a plus: ``megatron-bridge+graphs+overlap``.
+
     Raises
     ------
     PackError
         No such profile, or a file that is not a valid one; one sentence.
     """
-    return read_record(name_or_path, FOLDER, "stack profile", StackProfile)
+    name, *variants = name_or_path.split("+")
+    return read_record(name, FOLDER, "stack profile", StackProfile).varied(*variants)

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.calibration.packs import Device, FitErrors, Policy, Surface
 from perfmodel.calibration.regression import Bound
-from perfmodel.calibration.surfaces import SURFACES
+from perfmodel.calibration.surfaces import KINDS
 from perfmodel.calibration.tables import BoolArray, FloatArray, Tables
 from perfmodel.sources import Source
 
@@ -55,13 +55,13 @@ class Evidence:
         beyond: Mapping[str, Policy] | None = None,
     ) -> Surface:
         """Put the record of the surface together; what ``beyond`` leaves out is flagged."""
-        kind = SURFACES[self.surface]
+        kind = KINDS[self.surface]
         policies: dict[str, Policy] = dict.fromkeys(kind.variables, "flag")
         return Surface(
             source=Source.FITTED,
             provenance=self.provenance,
             tables={name: tables.sha256(name) for name in self.tables},
-            params={name: params[name] for name in kind.constants._fields},
+            params={name: params[name] for name in kind.parameters},
             nuisance=dict(nuisance or {}),
             ranges=dict(ranges),
             beyond={**policies, **(beyond or {})},

@@ -24,6 +24,12 @@ class SurfaceKind:
     variables: tuple[str, ...]  # arguments of its formula
     may_be_zero: frozenset[str]  # constants that add; the others divide
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the constants that a pack states: those without a value of their own."""
+        given = self.constants._field_defaults
+        return tuple(name for name in self.constants._fields if name not in given)
+
 
 _GROUPED = ("n_gemms", "rows", "n", "k")
 _ATTENTION = ("sequences", "heads", "seq_len", "head_dim")
@@ -56,3 +62,10 @@ SURFACES = {
     "all_gather": _kind(RingSurface, _GROUP),
 }
 """Name of each surface in a pack, in the order in which packs list them."""
+
+GEMM_FP8 = "gemm_fp8"
+
+OPTIONAL = {GEMM_FP8: SURFACES["gemm"]}
+"""Surfaces that a pack may lack; the dense product in fp8 has ``flop_eff`` of the fp8 peak."""
+
+KINDS = SURFACES | OPTIONAL

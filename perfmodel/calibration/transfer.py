@@ -2,8 +2,9 @@
 
 Every rate is taken over as a fraction of what the datasheet states, every time as it is:
 
-- products and attention: the fraction of the bf16 peak, times the ratio of the fractions that the
-  fastest published product reaches on the two devices, where both are known;
+- products and attention: the fraction of the bf16 peak, for the product in fp8 of the fp8 peak,
+  times the ratio of the fractions that the fastest published bf16 product reaches on the two
+  devices, where both are known;
 - traffic: the fraction of the memory bandwidth;
 - links and NICs: the fraction of one device's bandwidth in one direction; what a rank of an
   all-to-all keeps is copied at least as fast as it would be sent;
@@ -22,12 +23,14 @@ from typing import NamedTuple
 from perfmodel.calibration.packs import Datum, Device, Node, Surface
 from perfmodel.calibration.records import PackError
 from perfmodel.calibration.regression import DIGITS
+from perfmodel.calibration.surfaces import GEMM_FP8
 from perfmodel.sources import Source
 
 RINGS = ("all_reduce", "reduce_scatter", "all_gather")
 
 _SHARES_OF_PEAK = {
     "gemm": ("flop_eff",),
+    GEMM_FP8: ("flop_eff",),
     "grouped_forward": ("flop_eff",),
     "grouped_backward": ("flop_eff",),
     "attention_forward": ("eff_d128", "eff_d64"),
@@ -63,7 +66,7 @@ class Transfer:
             raise PackError(f"{name} of {self.reference.name} was not measured itself.")
         params = dict(record.params)
         if name in _SHARES_OF_PEAK:
-            factor, how = self._share()
+            factor, how = self._share("fp8" if name == GEMM_FP8 else "bf16")
             for efficiency in _SHARES_OF_PEAK[name]:
                 params[efficiency] *= factor
         elif name == "all_to_all":
@@ -80,15 +83,16 @@ class Transfer:
             params={key: float(f"{value:.{DIGITS}g}") for key, value in params.items()},
         )
 
-    def _share(self) -> tuple[float, str]:
+    def _share(self, peak: str) -> tuple[float, str]:
         here, there = _fastest_product(self.to.device), _fastest_product(self.reference.device)
         if here is None or there is None:
-            return 1.0, "the fraction of the bf16 peak is that of that device"
+            return 1.0, f"the fraction of the {peak} peak is that of that device"
         if here == there:
-            return 1.0, "the fractions of the bf16 peak are those of that device"
+            return 1.0, f"the fractions of the {peak} peak are those of that device"
         text = (
-            f"the fractions of the bf16 peak are those of that device times {here / there:.3f}, "
-            f"since the fastest published product reaches {here:.3f} of the peak here and "
+            f"the fractions of the {peak} peak are those of that device times "
+            f"{here / there:.3f}, "
+            f"since the fastest published bf16 product reaches {here:.3f} of the peak here and "
             f"{there:.3f} there"
         )
         return here / there, text

@@ -8,11 +8,15 @@ from functools import cache, cached_property
 from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.cluster import Batch, Cluster, Optimizer
 from perfmodel.frozen import Frozen
-from perfmodel.plan import Plan, Recompute
+from perfmodel.plan import Module, Plan, Recompute
+from perfmodel.precision import Precision
 from perfmodel.validation.published_cells import MemoryKind, PrecisionName, RecomputeName
 from perfmodel.validation.published_times import CountedFlops
 
 __all__ = ["ExcludedRun", "PublishedRun"]
+
+DISTRIBUTED_OPTIMIZER_YEAR = 2023
+"""Megatron's distributed optimizer is usual since."""
 
 
 class PublishedRun(Frozen):
@@ -126,7 +130,17 @@ class PublishedRun(Frozen):
 
     @cached_property
     def plan(self) -> Plan:
-        """The run as a plan; its recomputation is the nearest mode that a plan has."""
+        """The run as a plan.
+
+        What is sharded follows `zero_stage`; where a source does not say, nothing before 2023 and
+        the optimizer's state since. Gradients and weights that are sharded in a pipeline count as
+        sharded state. With `recompute` selective and no modules named it is attention alone.
+        """
+        zero = self.zero_stage
+        if zero is None:
+            zero = 0 if self.year < DISTRIBUTED_OPTIMIZER_YEAR else 1
+        modules = self.recompute_modules or ()
+        selective = self.recompute == "selective"
         return Plan(
             tp=self.tp,
             etp=self.etp,
@@ -136,8 +150,11 @@ class PublishedRun(Frozen):
             cp=self.cp,
             dp=self.dp,
             micro_batch=self.micro_batch,
-            recompute=_nearest_mode(self.recompute, self.recompute_modules),
+            recompute=Recompute(self.recompute or "none"),
+            recompute_modules=tuple(Module(m) for m in modules) if selective else (),
             layout=self.layout,
+            zero=min(zero, 1) if self.pp > 1 else zero,
+            sequence_parallel=self.sequence_parallel is not False,
         )
 
     @cached_property
@@ -148,7 +165,12 @@ class PublishedRun(Frozen):
     @property
     def batch(self) -> Batch:
         """What a step works on."""
-        return Batch(global_batch=self.global_batch, seq_len=self.seq_len, optimizer=self.optimizer)
+        return Batch(
+            global_batch=self.global_batch,
+            seq_len=self.seq_len,
+            optimizer=self.optimizer,
+            precision=Precision.BF16 if self.precision == "fp16" else Precision(self.precision),
+        )
 
     @property
     def tokens_per_s_per_gpu(self) -> float | None:
@@ -193,18 +215,3 @@ class ExcludedRun(Frozen):
 def _cluster(hardware: str, devices: int) -> Cluster:
     """Return a cluster; runs share it, since it reads its pack once."""
     return Cluster.parse(f"{hardware}:{devices}gpus")
-
-
-def _nearest_mode(mode: RecomputeName | None, modules: tuple[str, ...] | None) -> Recompute:
-    """Return the mode of a plan that recomputes most nearly the same.
-
-    ``core_attn`` alone is ``selective``; norms and activations make it ``super-selective``. Modules
-    that no mode recomputes (``mlp``, ``mla_up_proj``, ``moe``) are left out.
-    """
-    if mode == "full":
-        return Recompute.FULL
-    if mode != "selective":
-        return Recompute.NONE
-    if modules is None or {"layernorm", "moe_act"} & set(modules):
-        return Recompute.SUPER_SELECTIVE
-    return Recompute.SELECTIVE if "core_attn" in modules else Recompute.NONE

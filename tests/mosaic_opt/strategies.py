@@ -143,6 +143,7 @@ def small_envelopes(draw: st.DrawFn) -> dict[str, Any]:
             "global_batch": draw(st.sampled_from([64, 128] if wide else [8, 24, 32, 48])),
             "seq_len": draw(st.sampled_from([256, 1024, 2048])),
             "optimizer": draw(st.sampled_from(["adamw", "muon", "scion"])),
+            "precision": draw(st.sampled_from(["bf16", "bf16", "fp8", "nvfp4"])),
         },
         "candidates": {
             "kind": "ladder",

@@ -16,7 +16,9 @@ from mosaic_opt import cli
 from mosaic_opt.envelope import examples, parse_envelope
 from mosaic_opt.result import Solution
 from perfmodel.architecture import Architecture, ParameterConvention
+from perfmodel.explanation import Explanation
 from perfmodel.ladders import ladder
+from perfmodel.layout_search import LayoutSearch
 from perfmodel.models import catalogue
 from perfmodel.validation.memory_scores import memory_scores
 
@@ -213,6 +215,18 @@ def test_step_takes_the_convention_and_the_optimizer(mosaic: Mosaic) -> None:
     assert muon["memory_bytes"] < plain["memory_bytes"]
 
 
+def test_step_takes_the_precision(mosaic: Mosaic) -> None:
+    plain = mosaic("step", *CASE, "--json", "-").document
+    fp8 = mosaic("step", *CASE, "--precision", "fp8", "--json", "-").document
+    key = "compute_experts"
+    assert fp8["breakdown_s"][key] < plain["breakdown_s"][key]
+    assert fp8["breakdown_s"]["compute_attention_core"] == pytest.approx(
+        plain["breakdown_s"]["compute_attention_core"]
+    )
+    assert any("precision=fp8" in flag for flag in fp8["flags"])
+    assert mosaic("step", *CASE, "--precision", "bf16", "--json", "-").document == plain
+
+
 def test_step_takes_a_model_from_a_file(mosaic: Mosaic, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(ladder(2, 8, 2, 1).model_dump_json(), "utf-8")
@@ -285,11 +299,19 @@ def test_illegal_plan_is_one_and_says_why(mosaic: Mosaic, command: str) -> None:
         ({"--seq": "-1"}, "seq_len=-1"),
         ({"--seq": "99999999999999999999"}, "seq_len="),
         ({"--optimizer": "sgd"}, "optimizer='sgd'"),
+        ({"--precision": "fp6"}, "precision='fp6'"),
     ],
-    ids=lambda v: " ".join(*v.items()) if isinstance(v, dict) else "",
+    ids=lambda v: " ".join(map(" ".join, v.items())) if isinstance(v, dict) else "",
 )
 def test_bad_case_is_two(mosaic: Mosaic, command: str, options: dict[str, str], said: str) -> None:
     assert_refused(mosaic(command, *changed(CASE, **options)), said)
+
+
+@pytest.mark.parametrize("command", ["step", "check"])
+def test_a_precision_that_the_device_lacks_is_two(mosaic: Mosaic, command: str) -> None:
+    case = changed(CASE, **{"--cluster": "h100:2"})
+    said = "precision=nvfp4 has no rate on H100-SXM5-80GB; it has bf16, fp8, fp8-block."
+    assert_refused(mosaic(command, *case, "--precision", "nvfp4"), said)
 
 
 def test_step_refuses_unknown_stack_and_convention(mosaic: Mosaic) -> None:
@@ -303,6 +325,149 @@ def test_missing_option_is_two(mosaic: Mosaic, option: str) -> None:
         w for pair in zip(CASE[::2], CASE[1::2], strict=True) for w in pair if pair[0] != option
     ]
     assert_refused(mosaic("check", *words), option)
+
+
+# ---------------------------------------------------------------- step --explain and plan
+
+WHERE = (*CASE[:2], *CASE[4:])
+"""The case without its plan."""
+
+
+def test_explain_shows_the_step_and_why(mosaic: Mosaic) -> None:
+    ran = mosaic("step", *CASE, "--explain")
+    assert (ran.code, ran.err) == (0, "")
+    assert mosaic("step", *CASE).out in ran.out
+    for said in ("sets the pace, on stage", "from peak to step", "one change", "peak"):
+        assert said in ran.out
+    assert "expert_mesh: " in ran.out
+    lines = ran.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("from peak to step"))
+    rows = [line.split() for line in lines[start + 1 :]]
+    rows = rows[: rows.index([])]
+    times = [float(row[-3]) for row in rows[:-1]]
+    assert sum(times) == pytest.approx(float(rows[-1][1]), abs=0.1 * len(times))
+
+
+def test_explain_json_is_the_explanation(mosaic: Mosaic) -> None:
+    ran = mosaic("step", *CASE, "--explain", "--json", "-")
+    assert (ran.code, ran.err) == (0, "")
+    found = Explanation.model_validate_json(ran.out)
+    assert ran.document["step"] == mosaic("step", *CASE, "--json", "-").document
+    assert sum(loss.time_s for loss in found.waterfall) == pytest.approx(found.step.step_time_s)
+
+
+def test_explain_of_an_illegal_plan_is_one(mosaic: Mosaic) -> None:
+    case = changed(CASE, **{"--plan": "tp=16,ep=16,pp=1"})
+    assert mosaic("step", *case, "--explain") == mosaic("step", *case)
+
+
+def test_explain_says_that_memory_binds(mosaic: Mosaic) -> None:
+    case = ("--model", "DeepSeek-V3", "--plan", "ep=16", *CASE[4:])
+    out = " ".join(mosaic("step", *case, "--explain").out.split())
+    assert "Memory binds: " in out
+    assert "does not fit" in out
+
+
+def test_plan_lists_what_step_says(mosaic: Mosaic) -> None:
+    ran = mosaic("plan", *WHERE, "--top", "3", "--json", "-")
+    assert (ran.code, ran.err) == (0, "")
+    found = LayoutSearch.model_validate_json(ran.out)
+    assert (found.status, len(found.layouts)) == ("found", 3)
+    assert found.mfu_convention == "megatron"
+    best = found.layouts[0]
+    priced = mosaic(
+        "step",
+        *changed(CASE, **{"--plan": str(best.plan)}),
+        *("--mfu-convention", "megatron", "--json", "-"),
+    ).document
+    assert priced["step_time_s"] == best.step_time_s
+    assert priced["mfu"] == best.mfu.value
+    page = mosaic("plan", *WHERE, "--top", "3")
+    assert (page.code, page.err) == (0, "")
+    assert f"{best.step_time_s:.3f}" in page.out
+    assert f"{found.counts.fit:,} fit." in page.out
+    assert f"{found.near_ties:,} layouts that fit are within" in page.out
+
+
+def test_plan_searches_where_it_is_told(mosaic: Mosaic) -> None:
+    where = ("--tp", "1,2", "--max-ep", "4", "--micro-batch", "2", "--recompute", "full,none")
+    ran = mosaic("plan", *WHERE, *where, "--layouts", "equal", "--cp", "2", "--json", "-")
+    found = LayoutSearch.model_validate_json(ran.out)
+    space = found.space
+    assert (space.tp, space.max_tp, space.max_ep) == ((1, 2), None, 4)
+    assert (space.cp, space.micro_batch, space.layouts) == ((2,), (2,), ("equal",))
+    plans = [layout.plan for layout in (*found.layouts, *found.pareto_front)]
+    assert {plan.cp for plan in plans} == {2}
+    assert {plan.recompute.value for plan in plans} <= {"none", "full"}
+    assert max(plan.ep for plan in plans) <= 4
+
+
+def test_plan_takes_a_model_with_a_prime_number_of_layers(mosaic: Mosaic) -> None:
+    case = changed(WHERE, **{"--model": "DeepSeek-V3", "--cluster": "p6-b200:32"})
+    ran = mosaic("plan", *case, "--pp", "4,8", "--max-tp", "2", "--json", "-")
+    assert ran.code == 0
+    layouts = LayoutSearch.model_validate_json(ran.out).layouts
+    assert {layout.plan.layout for layout in layouts} == {"balanced"}
+
+
+def test_plan_without_a_fitting_layout_is_one_and_shows_the_leanest(mosaic: Mosaic) -> None:
+    ran = mosaic("plan", *WHERE, "--memory", "2.1")
+    assert (ran.code, ran.err) == (1, "")
+    assert "NOTHING FITS" in ran.out
+    assert "short by GB" in ran.out
+    ran = mosaic("plan", *WHERE, "--memory", "2.1", "--json", "-")
+    assert ran.code == 1
+    assert ran.document["device_memory_bytes"] == 2.1e9
+    leanest = ran.document["leanest"]
+    assert leanest[0]["memory_bytes"] == min(x["memory_bytes"] for x in leanest) > 2.1e9
+
+
+def test_plan_without_a_legal_layout_is_one_and_names_the_rule(mosaic: Mosaic) -> None:
+    ran = mosaic("plan", *WHERE, "--ep", "16", "--json", "-")
+    assert (ran.code, ran.document["status"]) == (1, "nothing_legal")
+    assert "must divide n_experts=8" in ran.document["reason"]
+    assert "NOTHING LEGAL" in mosaic("plan", *WHERE, "--ep", "16").out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--memory", "0"], "--memory 0 must be a number of GB above 0"),
+        (["--memory", "nan"], "--memory nan"),
+        (["--micro-batch", "1,x"], "--micro-batch '1,x' is not a list"),
+        (["--tp", "0"], "tp.0=0"),
+        (["--max-tp", "0"], "max_tp=0"),
+        (["--recompute", "all"], "recompute.0='all'"),
+        (["--layouts", "odd"], "layouts.0='odd'"),
+        (["--extrapolation", "no"], "must be refuse or flag"),
+        (["--top", "0"], "top=0"),
+        (["--workers", "0"], "workers=0"),
+        (["--mfu-convention", "hfu"], "6n-head"),
+        (["--stack", "jax"], "no stack profile 'jax'"),
+        (["--json", "missing/out.json"], "its folder does not exist"),
+        (["--plan", "tp=1"], "--plan"),
+    ],
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
+def test_plan_refuses(mosaic: Mosaic, options: list[str], said: str) -> None:
+    assert_refused(mosaic("plan", *WHERE, *options), said)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"--model": "gpt-4"},
+        {"--cluster": "h900:4"},
+        {"--seq": "-1"},
+        {"--optimizer": "sgd"},
+        {"--precision": "nvfp4", "--cluster": "h100:2"},
+    ],
+    ids=lambda v: " ".join(map(" ".join, v.items())),
+)
+def test_plan_of_a_bad_case_is_two(mosaic: Mosaic, options: dict[str, str]) -> None:
+    bad = mosaic("plan", *changed(WHERE, **options))
+    assert_refused(bad, "")
+    assert bad == mosaic("check", *changed(CASE, **options))
 
 
 # ---------------------------------------------------------------- the others
@@ -389,7 +554,9 @@ def test_unknown_command_is_two(mosaic: Mosaic) -> None:
     assert_refused(mosaic("optimise"), "optimise")
 
 
-@pytest.mark.parametrize("command", [[], *([c] for c in ("solve", "step", "check", "validate"))])
+@pytest.mark.parametrize(
+    "command", [[], *([c] for c in ("solve", "step", "plan", "check", "validate"))]
+)
 def test_help_is_zero(mosaic: Mosaic, command: list[str]) -> None:
     ran = mosaic(*command, "--help")
     assert (ran.code, ran.err) == (0, "")

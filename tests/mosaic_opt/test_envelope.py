@@ -134,6 +134,11 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"batch": {"global_batch": 0, "seq_len": 1}}, r"batch.global_batch=0"),
     ({"batch": {"global_batch": 8}}, r"batch.seq_len is missing"),
     ({"batch": {"global_batch": 8, "seq_len": 1, "optimizer": "sgd"}}, r"batch.optimizer='sgd'"),
+    ({"batch": {"global_batch": 8, "seq_len": 1, "precision": "fp6"}}, r"batch.precision='fp6'"),
+    (
+        {"cluster": "a100:1", "batch": {"global_batch": 8, "seq_len": 1, "precision": "fp8"}},
+        r"precision=fp8 has no rate on A100-SXM4-80GB; it has bf16\.",
+    ),
     ({"law": "kaplan"}, r"law: .*'kaplan'.*chinchilla"),
     ({"law": {"kind": "joint"}}, r"law: .*'alpha' is missing"),
     ({"candidates": {"kind": "grid"}}, r"candidates=?.*'ladder', 'explicit'"),

@@ -189,6 +189,25 @@ def norm4(a: float, b: float) -> float:
     return float((a**4 + b**4) ** 0.25)
 
 
+FP8 = HW.gemm._replace(
+    launch_s=1.5e-4, flop_eff=0.55, bw_eff=0.75, k_half=300.0, mn_half=0.0, droop=0.06, norm=2.5
+)
+LEAD_S = 1.1e-4
+
+
+def fp8_shapes() -> list[Sizes]:
+    powers = [2.0**e for e in (6, 8, 11, 13, 16)]
+    return list(itertools.product(powers, powers, powers))
+
+
+def fp8_call(hw: Hardware, m: float, n: float, k: float) -> float:
+    """Time of one call that quantises both operands and multiplies them; fp8 at twice bf16 [s]."""
+    rates = hw.device._replace(peak_flops=2.0 * hw.device.peak_flops)
+    cast = 3.0 * (m * k + k * n) / (0.92 * rates.memory_bw)
+    product = gemm_time(rates, FP8._replace(floor_s=0.0, operand_bytes=1.0), m, n, k)
+    return max(FP8.launch_s, LEAD_S + cast + product)
+
+
 WAIT_S = {"attention_forward": 9e-5, "attention_backward": 1.1e-4}
 
 
@@ -204,8 +223,9 @@ def synthetic_tables(folder: Path, hw: Hardware) -> None:
             (m, n, k, gpu, dtype, ms * (hw.gemm.launch_s + gemm_time(d, bare, m, n, k)) * off, 0)
             for m, n, k in itertools.product(powers, powers, powers)
             # other types and devices are wrong on purpose: they must not count
-            for gpu, dtype, off in (("TOY", "bf16", 1), ("TOY", "fp8", 0.5), ("H100", "bf16", 3))
-        ],
+            for gpu, dtype, off in (("TOY", "bf16", 1), ("TOY", "fp16", 0.5), ("H100", "bf16", 3))
+        ]
+        + [(*s, "TOY", "fp8", ms * fp8_call(hw, *s), 0) for s in fp8_shapes()],
     )
     chains = [(2.0**e, 2048.0, 2048.0) for e in range(0, 15, 2)]
     tiny = hw.gemm._replace(flop_eff=0.9)
@@ -367,7 +387,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hardware]:
         if isinstance(value, dict):
             lines += [f"[device.{key}]"] + [f"{k} = {v!r}" for k, v in value.items()]
         else:
-            lines[:0] = ["[device]", f"{key} = 'TOY'"]
+            lines.insert(0, f"{key} = {('TOY' if key == 'name' else value)!r}")
+    lines.insert(0, "[device]")
     lines += ["[node]", "name = 'toy-node'", "devices_per_node = 4"]
     (folder / "toy.toml").write_text("\n".join(lines), "utf-8")
     return folder, hw
@@ -395,6 +416,10 @@ def test_fit_recovers_the_parameters_that_made_the_tables(
     for surface, params in parameters(refitted.constants()).items():
         for name, value in params.items():
             assert value == pytest.approx(truth[surface][name], rel=2e-3), (surface, name)
+    for name, value in refitted.surfaces["gemm_fp8"].params.items():
+        truth_fp8 = FP8._replace(floor_s=toy[1].gemm.floor_s)
+        assert value == pytest.approx(getattr(truth_fp8, name), rel=2e-3), name
+    assert refitted.surfaces["gemm_fp8"].nuisance["lead_s"] == pytest.approx(LEAD_S, rel=2e-3)
     for name, wait_s in WAIT_S.items():
         assert refitted.surfaces[name].nuisance["wait_s"] == pytest.approx(wait_s, rel=2e-3)
 

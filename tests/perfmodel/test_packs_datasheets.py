@@ -13,7 +13,7 @@ from perfmodel.calibration.datasheet_packs import Maker, made_packs, main, pack_
 from perfmodel.calibration.fit import shipped_datasheets
 from perfmodel.calibration.packs import ALIASES, UnmeasuredFlag
 from perfmodel.calibration.report import overview_markdown, report_markdown
-from perfmodel.calibration.surfaces import SURFACES
+from perfmodel.calibration.surfaces import KINDS, SURFACES
 from perfmodel.calibration.transfer import RINGS, Machine, Transfer
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.ranges import range_flags
@@ -33,8 +33,8 @@ FITTED = {
     "a100-80": {"attention_forward", "attention_backward", "topk"},
     "h100": {"gemm"},
     "h200": {"attention_forward", "attention_backward", "topk"},
-    "b200": set(SURFACES) - {"all_to_all", *RINGS},
-    "p6-b200": set(SURFACES),
+    "b200": set(KINDS) - {"all_to_all", *RINGS},
+    "p6-b200": set(KINDS),
 }
 DOCUMENT = Path(__file__).parents[2] / "docs" / "theory" / "hardware.md"
 
@@ -181,7 +181,7 @@ def test_an_unknown_datasheet_is_one_sentence(capsys: pytest.CaptureFixture[str]
 
 def test_a_report_names_what_was_not_measured() -> None:
     report = report_markdown(load_pack("h100"))
-    assert report.count("not measured") == len(SURFACES) - 1
+    assert report.count("not measured") == len(KINDS) - 1
     assert "| gemm | all | " in report
 
 

@@ -1,0 +1,54 @@
+"""The options of `mosaic plan` that say where to search, read into a space of layouts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mosaic_opt.errors import MosaicError
+
+if TYPE_CHECKING:
+    from perfmodel.cluster import Batch, Cluster
+    from perfmodel.plan import PlanSpace
+
+_WORDS = ("recompute", "layouts")
+
+
+def read_space(cluster: Cluster, batch: Batch, options: dict[str, str | int | None]) -> PlanSpace:
+    """Return the space that the options ask for; what is None keeps its default.
+
+    Parameters
+    ----------
+    cluster, batch
+        What the defaults depend on (:func:`perfmodel.layout_space`).
+    options : dict
+        By field of `PlanSpace`: a number for a cap, or a list with commas.
+
+    Raises
+    ------
+    MosaicError
+        An option that is no such list, or that the space refuses; one sentence.
+    """
+    from pydantic import ValidationError
+
+    from perfmodel.frozen import explain
+    from perfmodel.layout_search import layout_space
+    from perfmodel.plan import PlanSpace
+
+    given = {name: _value(name, text) for name, text in options.items() if text is not None}
+    try:
+        return layout_space(cluster, batch, **given)
+    except ValidationError as error:
+        raise MosaicError(f"{explain(error, PlanSpace)}.") from None
+
+
+def _value(name: str, text: str | int) -> object:
+    if isinstance(text, int):
+        return text
+    parts = tuple(part.strip() for part in text.split(","))
+    if name in _WORDS:
+        return parts
+    if not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        option = f"--{name.replace('_', '-')}"
+        raise MosaicError(f"{option} {text!r} is not a list of whole numbers, as in 1,2,4.")
+    return tuple(map(int, parts))
