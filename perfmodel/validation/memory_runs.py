@@ -120,6 +120,9 @@ def _dims(run: PublishedRun) -> PlanDims:
     p = plan_dims(run.plan, run.batch.routing.load(run.ep))
     if run.zero_group is not None and run.dp * run.cp % run.zero_group == 0:
         p = p._replace(instances=run.dp * run.cp / run.zero_group)
+    if run.source.startswith("TorchTitan") and run.recompute == "selective":
+        # keeps the outputs of every other product: no mode does, this one comes nearest
+        p = p._replace(recompute=float(Recompute.SUPER_SELECTIVE.code))
     return p
 
 
