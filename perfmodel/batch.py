@@ -1,8 +1,8 @@
 """The same formulas over many plans of one architecture, compiled.
 
 The kernel walks the rows of a plan table in order and evaluates the layer costs and a layer's
-bytes and parameters only where the degrees that they depend on change, and likewise what no recompute mode
-touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
+bytes and parameters only where the degrees that they depend on change, and likewise what no
+recompute mode touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
 :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
 """
 
