@@ -4,7 +4,7 @@ For one microbatch on one stage, the host launches kernels while the device runs
 slower of the two sets the pace, and the expert all-to-all is a point where both wait:
 
     C0  = n_moe (A share + launches) + n_dense A share_dense + H
-    G0  = k sum over layers and operators + (1 - h_TP) t_TP   device
+    G0  = k sum over layers and operators + e_TP t_TP         device
     Y   = n_moe (4 + 2 [full]) t_a2a                          expert all-to-all
     J   = s log2(pp) log2(ep) max(0, 1 - (G0 + Y) / C0)       wait for the slowest rank of EP x PP
     tau = max(C0 + J, G0 + t_head) + Y - min(h_A2A Y, G0) + max(0, Z - h_DP G0) + (1 - h_PP) t_P2P
@@ -12,9 +12,9 @@ slower of the two sets the pace, and the expert all-to-all is a point where both
           + t_DP - min(h_DP t_DP, tau) + t_opt + t_step
 
 ``8`` is the number of devices in a node; ``t_head`` is on the last stage only; ``Z`` is what ZeRO
-stages 2 and 3 exchange in every microbatch; the shares ``h`` are properties of the stack. With
-``k = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of the B200 layout
-sweeps.
+stages 2 and 3 exchange in every microbatch; ``e_TP`` and the shares ``h`` are properties of the
+stack. With ``k = e_TP = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of
+the B200 layout sweeps.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def layer_times(
         experts=k * t.experts,
         activation=k * t.activation,
         dense_ffn=k * t.dense_ffn,
-        tensor_parallel=(1.0 - stack.tp_hidden) * t.tensor_parallel,
+        tensor_parallel=stack.tp_exposed * t.tensor_parallel,
         context_parallel=t.context_parallel,
         gradient=k * t.gradient,
     )

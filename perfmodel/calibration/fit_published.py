@@ -164,8 +164,14 @@ def fit_values(
         return signed
 
     x0 = np.where(logged, np.log(np.maximum(first, 1e-6)), np.clip(first, 0.01, 0.99))
-    fit = least_squares(residuals, x0, bounds=(low, high), diff_step=1e-4, xtol=1e-7, ftol=1e-8)
-    return values_of(fit.x)
+    best = None
+    for slower in (1.0,) if start else (1.0, 10.0):
+        x = x0 + np.where([name == "host_layer_s" for name in names], np.log(slower), 0.0)
+        fit = least_squares(residuals, x, bounds=(low, high), diff_step=1e-3, xtol=1e-6, ftol=1e-7)
+        if best is None or fit.cost < best.cost:
+            best = fit
+    assert best is not None
+    return values_of(best.x)
 
 
 def layout_weights(runs: Sequence[TimedRun]) -> Vector:
