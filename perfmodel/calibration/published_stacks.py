@@ -150,7 +150,7 @@ def _graphs(run: PublishedRun) -> bool:
 
 _EAGER = Switch(
     "No CUDA graphs, or over the router alone.",
-    lambda run: run.recipe is not None and not _graphs(run),
+    lambda run: run.recipe is not None and not _graphs(run) and run.container != "26.08",
     ("host_layer_s",),
 )
 _COPIES = Switch(
