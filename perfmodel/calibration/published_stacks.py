@@ -296,13 +296,8 @@ SPECS: tuple[StackSpec, ...] = (
                 ("device_scale",),
             ),
             "26.08": Switch(
-                "Container 26.08 and its development branch: graphs over the whole iteration, "
-                "fused quantisation.",
-                lambda run: (
-                    run.container == "26.08"
-                    or run.source.startswith("Megatron-LM dev")
-                    or run.cuda_graph_scope == "full_iteration"
-                ),
+                "Container 26.08, and CUDA graphs over the whole iteration before it.",
+                lambda run: run.container == "26.08" or run.cuda_graph_scope == "full_iteration",
                 ("device_scale",),
             ),
             "sinks": _SINKS,
