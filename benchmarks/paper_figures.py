@@ -312,7 +312,7 @@ def listing() -> None:
     lines.append(["the paper's Listing 2", "13.69", "44.892", "21.30"])
     print("### Listing 2: tp1 ep8 pp16 cp1 dp32, micro-batch 2, full recompute\n")
     table(("", "MFU % (6n-embedding)", "step (s)", "GB"), lines)
-    buckets = ", ".join(f"{name} {b / 1e9:.1f}" for name, b in heaviest.items())
+    buckets = ", ".join(f"{name} {b / 1e9:.1f}" for name, b in heaviest.items() if b > 0.0)
     print(f"Memory of the heaviest stage (GB): {buckets}.\n")
     best = solve(envelope).candidates[0]
     print(

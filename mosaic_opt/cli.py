@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from math import inf
@@ -360,8 +361,14 @@ def _check_json(violations: Any) -> str:
 @app.command()
 def validate(
     stack: StackName = "megatron-eager",
-    runs: Annotated[Path | None, typer.Option(help="CSV of measured runs of your own.")] = None,
+    runs: Annotated[
+        Path | None,
+        typer.Option(help="CSV of measured runs of your own; with --memory, the nanotron sweep."),
+    ] = None,
     hardware: Annotated[str, typer.Option(help="Hardware pack of those runs.")] = "p6-b200",
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Score peaks of memory, not step times.")
+    ] = False,
     json_to: Json = None,
 ) -> None:
     """Score the performance model on measured runs: in sample, and left out."""
@@ -370,6 +377,14 @@ def validate(
     from perfmodel.validation.scoreboard import validate as score
 
     _check_target(json_to)
+    if memory:
+        from mosaic_opt.report_memory import render_memory_scores
+        from perfmodel.validation.memory_scores import memory_scores
+
+        scores = memory_scores(nanotron=runs)
+        page = functools.partial(render_memory_scores, scores)
+        _emit(page, lambda: scores.model_dump_json(indent=2), json_to)
+        return
     measured = layout_sweeps(runs, hardware) if runs is not None else None
     with _Bar() as bar:
         board = score(stack, measured, progress=bar.count)

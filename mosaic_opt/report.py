@@ -41,7 +41,8 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _grid(*columns: str) -> Table:
+def grid(*columns: str) -> Table:
+    """Return a table without lines, its first column to the left."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
@@ -70,7 +71,7 @@ def _short(plan: str) -> str:
 
 def render_candidates(candidates: Sequence[Candidate]) -> Table:
     """Return candidates as a table, best first."""
-    table = _grid(
+    table = grid(
         "candidate", "N_act", "N_tot", "S", "tokens", "TPP", "MFU", "GB", "loss", "+", "layout"
     )
     for c in candidates:
@@ -92,7 +93,7 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
 
 def render_breakdown(step: StepEstimate) -> Table:
     """Return the parts of a step, largest first, with what each rests on."""
-    table = _grid("part of the step", "ms", "%", "rests on")
+    table = grid("part of the step", "ms", "%", "rests on")
     parts = sorted(step.breakdown_s.items(), key=lambda item: -item[1])
     for name, seconds in parts:
         share = seconds / step.step_time_s
@@ -286,7 +287,7 @@ def render_step(step: StepEstimate) -> RenderableType:
                 ("by stage", f"{stages}{more} GB"),
                 (
                     f"stage {step.heaviest_stage}",
-                    ", ".join(f"{name} {value / 1e9:.1f}" for name, value in buckets.items())
+                    ", ".join(f"{name} {b / 1e9:.1f}" for name, b in buckets.items() if b > 0.0)
                     + " GB",
                 ),
             ]
@@ -313,7 +314,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
         return "-" if value is None else f"{100 * value:.2f}"
 
     overall = board.overall
-    sweeps = _grid("sweep", "rows", "MAPE %", "bias %", "Spearman", "ScalePlan MAPE %")
+    sweeps = grid("sweep", "rows", "MAPE %", "bias %", "Spearman", "ScalePlan MAPE %")
     for sweep in board.sweeps:
         sweeps.add_row(
             escape(sweep.name),
@@ -323,7 +324,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
             f"{sweep.spearman:.3f}",
             percent(sweep.peer_mape),
         )
-    constants = _grid("constant", "value", "5%", "95%", "unit")
+    constants = grid("constant", "value", "5%", "95%", "unit")
     for name, constant in board.constants.items():
         constants.add_row(
             name,
@@ -332,7 +333,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
             f"{constant.high:.4g}",
             constant.unit,
         )
-    rows = _grid("row", "measured %", "predicted %", "error %", "row out", "sweep out")
+    rows = grid("row", "measured %", "predicted %", "error %", "row out", "sweep out")
     for row in board.rows:
         rows.add_row(
             escape(f"{row.sweep} {_short(row.plan)}"),
@@ -342,7 +343,7 @@ def render_scoreboard(board: Scoreboard) -> RenderableType:
             percent(row.error_leave_one_out),
             percent(row.error_leave_one_sweep_out),
         )
-    table5 = _grid("Table 5, in no fit", *(f"ID {i}" for i in range(1, 5)), "mean abs. error")
+    table5 = grid("Table 5, in no fit", *(f"ID {i}" for i in range(1, 5)), "mean abs. error")
     table5.add_row("measured ratio", *(f"{x:.2f}" for x in board.table5.measured), "")
     for mode, ratios in board.table5.predicted.items():
         table5.add_row(

@@ -1,9 +1,9 @@
 """The same formulas over many plans of one architecture, compiled.
 
-The kernel walks the rows of a plan table in order and evaluates the layer costs only where the
-degrees that they depend on change, and likewise what no recompute mode touches. A table sorted by
-(tp, etp, cp, ep, micro_batch), as :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced
-at a fraction of the scalar cost.
+The kernel walks the rows of a plan table in order and evaluates the layer costs and a layer's
+bytes only where the degrees that they depend on change, and likewise what no recompute mode
+touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
+:meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel._jit import compile_kernel, formulas_digest
+from perfmodel.activations import layer_bytes
 from perfmodel.architecture import Architecture
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import mode_totals, pipeline_time, step_total, synchronisation_time
 from perfmodel.layer import layer_cost
-from perfmodel.memory import OptimizerDims, peak_bytes
+from perfmodel.memory import OptimizerDims, peak_of
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, plan_dims
 from perfmodel.routing import Routing
@@ -64,6 +65,12 @@ def _kernel() -> Kernel:
             mode_totals(cost, a, stack, 2.0),
             mode_totals(cost, a, stack, 3.0),
         )
+        held = (
+            layer_bytes(a, p, stack, seq_len, 0.0),
+            layer_bytes(a, p, stack, seq_len, 1.0),
+            layer_bytes(a, p, stack, seq_len, 2.0),
+            layer_bytes(a, p, stack, seq_len, 3.0),
+        )
         sync = synchronisation_time(a, hw, stack, optimizer, p, seq_len)
         for i in range(rows.shape[0]):
             row = plans[rows[i]]
@@ -99,6 +106,12 @@ def _kernel() -> Kernel:
                     mode_totals(cost, a, stack, 2.0),
                     mode_totals(cost, a, stack, 3.0),
                 )
+                held = (
+                    layer_bytes(a, q, stack, seq_len, 0.0),
+                    layer_bytes(a, q, stack, seq_len, 1.0),
+                    layer_bytes(a, q, stack, seq_len, 2.0),
+                    layer_bytes(a, q, stack, seq_len, 3.0),
+                )
             if not (layers_alike and q.pp == p.pp and q.vpp == p.vpp and q.dp == p.dp):
                 sync = synchronisation_time(a, hw, stack, optimizer, q, seq_len)
             p = q
@@ -106,9 +119,8 @@ def _kernel() -> Kernel:
             mode = totals[int(p.recompute)]
             pipeline = pipeline_time(a, hw, stack, p, mode, seq_len, n_microbatches)
             step_s[i] = step_total(stack, pipeline, sync, n_microbatches)
-            memory_bytes[i] = peak_bytes(
-                a, p, optimizer, seq_len, n_microbatches, stack.framework_bytes
-            )
+            layer = held[int(p.recompute)]
+            memory_bytes[i] = peak_of(a, p, optimizer, stack, n_microbatches, layer)
 
     return compile_kernel(price_rows)
 

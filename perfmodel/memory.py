@@ -1,13 +1,13 @@
 """Bytes on one device, in Megatron's buckets, stage by stage.
 
 Parameters fall in two classes: those of attention, dense blocks, shared experts, routers, norms,
-embedding and head, whose optimizer state is sharded over DP*CP; and those of routed experts, whose
-optimizer state is sharded over EDP. bf16 weights and fp32 main gradients stay resident on every
-replica (a distributed optimizer, "ZeRO-1"): 2 + 4 bytes a parameter.
+embedding and head, which are sharded over DP*CP; and those of routed experts, which are sharded
+over EDP. What is sharded follows the ZeRO stage: 0 nothing, 1 the optimizer's state, 2 gradients
+too, 3 weights too. bf16 weights and main gradients are resident on every replica otherwise: with
+Megatron's 2 + 4 bytes a parameter.
 
-Activations are counted per token of the device for flash attention (no score matrix is stored);
-what each recompute mode keeps is in :func:`layer_activation_bytes`. They are not divided by EP: the
-all-to-all trades tokens, it does not reduce them.
+Activations of a layer are in :mod:`perfmodel.activations`. What depends on the software, such as
+how many bytes cross-entropy needs for a logit, is in the stack (:class:`perfmodel.stack.Stack`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.attention import attention_parameters, kv_heads_per_rank
+from perfmodel.activations import LayerBytes, layer_bytes
+from perfmodel.attention import attention_parameters
 from perfmodel.dims import ArchitectureDims
-from perfmodel.kernels import BF16_BYTES, FP32_BYTES
+from perfmodel.kernels import BF16_BYTES
 from perfmodel.mesh import (
     PlanDims,
     StageContent,
     dense_layers_of_stage,
     is_uneven,
     stage_content,
+    state_shards,
 )
 from perfmodel.schedule import in_flight_microbatches
+from perfmodel.stack import Stack
 
-LOGIT_BYTES = 10.0
-"""Per logit: bf16 output of the head, fp32 copy for cross-entropy, fp32 gradient."""
+GATHERED_UNITS = 2.0
+"""Layers whose weights ZeRO-3 holds whole: the one at work and the one fetched ahead [-]."""
 
 
 class OptimizerDims(NamedTuple):
@@ -47,13 +50,21 @@ class StageBytes(NamedTuple):
     optimizer: float
     activations: float
     logits: float
-    buffers: float
+    buffers: float  # context, communicators, workspaces of libraries
+    working: float  # taken and given back in the backward pass
+    reserve: float  # held by the allocator and in no tensor
+
+
+@formula
+def stage_allocated(m: StageBytes) -> float:
+    """Bytes in tensors at the peak: what the framework's allocator calls allocated [B]."""
+    return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.working
 
 
 @formula
 def stage_total(m: StageBytes) -> float:
     """Sum of the buckets [B]."""
-    return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.buffers
+    return stage_allocated(m) + m.reserve + m.buffers
 
 
 @formula
@@ -108,47 +119,83 @@ def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> f
 
 
 @formula
-def layer_activation_bytes(
-    a: ArchitectureDims, p: PlanDims, tokens: float, moe: float, mode: float
-) -> float:
-    """Bytes that the backward pass of one layer needs of its forward pass, by recompute mode [B].
+def layer_parameters(a: ArchitectureDims, p: PlanDims, moe: float) -> float:
+    """Parameters of one layer on one rank, experts included: a unit of ZeRO-3 [-]."""
+    count = attention_parameters(a, p.tp) + a.extra / p.tp
+    if moe == 0.0:
+        return count + a.ffn_matrices * a.d_model * a.d_ff / p.tp
+    experts = a.n_experts / p.ep * a.d_expert / p.etp
+    return count + a.d_model * (a.ffn_matrices * (a.d_shared / p.tp + experts) + a.n_experts)
 
-    ``mode`` is 0 none, 1 selective (attention is recomputed: of it only the log-sum-exp is not
-    kept, since its output is the input of the projection), 2 super-selective (the outputs of norms
-    and of the gated unit are recomputed as well), 3 full (only the layer's input is kept).
-    ``moe`` is 1 for a MoE layer, 0 for a dense one.
+
+@formula
+def bytes_of(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    stack: Stack,
+    n_microbatches: float,
+    stage: float,
+    c: StageContent,
+    t: LayerBytes,
+) -> StageBytes:
+    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
+
+    ``t`` is :func:`perfmodel.activations.layer_bytes` of the plan. Interleaved, a chunk's
+    activations are taken as ``1 / vpp`` of the stage's: what each chunk holds in flight is not told
+    apart where they differ.
     """
-    local = tokens / p.tp
-    hidden = BF16_BYTES * a.d_model
-    if mode >= 3.0:
-        return local * hidden
-    heads = a.n_heads / p.tp
-    kv = kv_heads_per_rank(a, p.tp)
-    inputs = a.ffn_matrices - 1.0
+    dense = dense_parameters(a, p, c)
+    expert = expert_parameters(a, p, c)
+    dense_shards, expert_shards = state_shards(p)
+    sharded = dense / dense_shards + expert / expert_shards
+    whole = dense + expert
 
-    kept = 2.0 * local * hidden  # inputs of the two norms
-    if mode < 2.0:
-        kept += 2.0 * local * hidden  # their outputs
-    kept += BF16_BYTES * tokens * (heads * a.head_dim + kv * (a.head_dim + a.v_head_dim))  # q, k, v
-    if a.latent > 0.0:  # latent vectors, and what their norms make of them
-        norms = a.q_lora_rank + a.kv_lora_rank
-        kept += BF16_BYTES * local * (norms + a.rope_head_dim)
-        if mode < 2.0:
-            kept += BF16_BYTES * local * norms
-    kept += BF16_BYTES * tokens * heads * a.v_head_dim  # attention's output
-    if mode < 1.0:
-        kept += FP32_BYTES * tokens * heads  # log-sum-exp
-    unit = inputs if mode >= 2.0 else inputs + 1.0  # inputs of the gated unit (and its output)
-    if moe > 0.0:
-        routed = local * a.top_k
-        # rows in expert order, gathered over ETP; outputs that the gates weight
-        kept += (p.etp + 1.0) * routed * hidden
-        kept += BF16_BYTES * routed * unit * a.d_expert  # width / etp on etp times the rows
-        kept += 2.0 * FP32_BYTES * local * a.n_experts  # router logits and probabilities
-        kept += BF16_BYTES * tokens * unit * a.d_shared / p.tp
-    else:
-        kept += BF16_BYTES * tokens * unit * a.d_ff / p.tp
-    return kept
+    kept = c.moe * t.moe + c.dense * t.dense + c.prediction * t.prediction
+    activations = kept * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
+    replay, working = 0.0, 0.0
+    if c.moe > 0.0:
+        replay, working = t.moe_replay, t.moe_working
+    if c.dense > 0.0:
+        replay, working = max(replay, t.dense_replay), max(working, t.dense_working)
+    logits = 0.0
+    if c.loss > 0.0:  # those of prediction layers too, wherever they are
+        logits = (1.0 + (a.mtp_dense + a.mtp_moe)) * t.logits
+        working += t.head_working
+
+    weights, gradients = BF16_BYTES * whole, stack.gradient_memory_bytes * whole
+    if p.zero >= 2.0:
+        unit = 0.0
+        if c.moe > 0.0:
+            unit = layer_parameters(a, p, 1.0)
+        if c.dense > 0.0:
+            unit = max(unit, layer_parameters(a, p, 0.0))
+        head = c.loss * a.d_model * a.vocab_size / p.tp
+        gradients = stack.gradient_memory_bytes * sharded
+        # one unit's whole gradients, and what they are reduced in
+        working += (BF16_BYTES + stack.gradient_memory_bytes) * max(unit, head)
+        if p.zero >= 3.0:
+            weights = BF16_BYTES * (sharded + GATHERED_UNITS * unit + head)
+    m = StageBytes(
+        weights=weights,
+        gradients=gradients,
+        optimizer=(1.0 - p.offload) * optimizer.state_bytes * sharded,
+        activations=activations + replay,
+        logits=logits,
+        buffers=stack.framework_bytes,
+        working=working,
+        reserve=0.0,
+    )
+    return StageBytes(
+        m.weights,
+        m.gradients,
+        m.optimizer,
+        m.activations,
+        m.logits,
+        m.buffers,
+        m.working,
+        stack.reserve_share * stage_allocated(m),
+    )
 
 
 @formula
@@ -156,49 +203,15 @@ def content_bytes(
     a: ArchitectureDims,
     p: PlanDims,
     optimizer: OptimizerDims,
+    stack: Stack,
     seq_len: float,
     n_microbatches: float,
     stage: float,
     c: StageContent,
-    framework_bytes: float,
 ) -> StageBytes:
-    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
-
-    Interleaved, a chunk's activations are taken as ``1 / vpp`` of the stage's: what each chunk
-    holds in flight is not told apart where they differ.
-    """
-    dense = dense_parameters(a, p, c)
-    expert = expert_parameters(a, p, c)
-    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
-    state = optimizer.state_bytes * (dense / (p.dp * p.cp) + expert / edp)
-
-    tokens = p.micro_batch * seq_len / p.cp
-    per_microbatch = c.moe * layer_activation_bytes(a, p, tokens, 1.0, p.recompute)
-    per_microbatch += c.dense * layer_activation_bytes(a, p, tokens, 0.0, p.recompute)
-    # of each prediction layer: inputs of two norms, and their outputs side by side
-    per_microbatch += c.prediction * tokens / p.tp * 4.0 * BF16_BYTES * a.d_model
-    activations = per_microbatch * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
-    if (
-        p.recompute >= 3.0 and c.dense + c.moe > 0.0
-    ):  # the largest layer that is replayed; its input is kept already
-        replayed = 0.0
-        if c.moe > 0.0:
-            replayed = layer_activation_bytes(a, p, tokens, 1.0, 0.0)
-        if c.dense > 0.0:
-            replayed = max(replayed, layer_activation_bytes(a, p, tokens, 0.0, 0.0))
-        activations += replayed - layer_activation_bytes(a, p, tokens, 0.0, 3.0)
-
-    logits = 0.0
-    if c.loss > 0.0:  # those of prediction layers too, wherever they are
-        logits = (1.0 + (a.mtp_dense + a.mtp_moe)) * LOGIT_BYTES * tokens * a.vocab_size / p.tp
-    return StageBytes(
-        weights=BF16_BYTES * (dense + expert),
-        gradients=FP32_BYTES * (dense + expert),
-        optimizer=state,
-        activations=activations,
-        logits=logits,
-        buffers=framework_bytes,
-    )
+    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B]."""
+    t = layer_bytes(a, p, stack, seq_len, p.recompute)
+    return bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
 
 
 @formula
@@ -206,14 +219,39 @@ def stage_bytes(
     a: ArchitectureDims,
     p: PlanDims,
     optimizer: OptimizerDims,
+    stack: Stack,
     seq_len: float,
     n_microbatches: float,
     stage: float,
-    framework_bytes: float,
 ) -> StageBytes:
     """Memory of one device of ``stage`` of the balanced layout (0 is the first) [B]."""
     c = stage_content(a, p, stage)
-    return content_bytes(a, p, optimizer, seq_len, n_microbatches, stage, c, framework_bytes)
+    return content_bytes(a, p, optimizer, stack, seq_len, n_microbatches, stage, c)
+
+
+@formula
+def peak_of(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    stack: Stack,
+    n_microbatches: float,
+    t: LayerBytes,
+) -> float:
+    """Memory of the heaviest stage; ``t`` as in :func:`bytes_of` [B]."""
+    last = p.pp - 1.0
+    c = stage_content(a, p, last)
+    heaviest = stage_total(bytes_of(a, p, optimizer, stack, n_microbatches, last, c, t))
+    stage = 0.0
+    alike = a.moe_every == 1.0 and not is_uneven(a, p)
+    while stage < last:
+        c = stage_content(a, p, stage)
+        m = bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
+        heaviest = max(heaviest, stage_total(m))
+        if alike and dense_layers_of_stage(a, p, stage) == 0.0:
+            break  # the later ones hold the same layers and fewer microbatches
+        stage += 1.0
+    return heaviest
 
 
 @formula
@@ -221,20 +259,10 @@ def peak_bytes(
     a: ArchitectureDims,
     p: PlanDims,
     optimizer: OptimizerDims,
+    stack: Stack,
     seq_len: float,
     n_microbatches: float,
-    framework_bytes: float,
 ) -> float:
     """Memory of the heaviest stage [B]."""
-    last = p.pp - 1.0
-    m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, last, framework_bytes)
-    heaviest = stage_total(m)
-    stage = 0.0
-    alike = a.moe_every == 1.0 and not is_uneven(a, p)
-    while stage < last:
-        m = stage_bytes(a, p, optimizer, seq_len, n_microbatches, stage, framework_bytes)
-        heaviest = max(heaviest, stage_total(m))
-        if alike and dense_layers_of_stage(a, p, stage) == 0.0:
-            break  # the later ones hold the same layers and fewer microbatches
-        stage += 1.0
-    return heaviest
+    t = layer_bytes(a, p, stack, seq_len, p.recompute)
+    return peak_of(a, p, optimizer, stack, n_microbatches, t)

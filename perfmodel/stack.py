@@ -36,7 +36,17 @@ class Stack(NamedTuple):
     optimizer_matmul_eff: float  # of peak, in the optimizer's matrix iterations [-]
     framework_bytes: float  # context, communicators, workspaces on every device [B]
     reserve_share: float  # of what is allocated, that the allocator holds besides [-]
+    gradient_memory_bytes: float  # of each resident gradient [B]
+    logit_bytes: float  # of each logit, copies and gradients of cross-entropy included [B]
+    hidden_copies: float  # tensors of the residual width that a layer keeps besides [-]
+    unit_copies: float  # tensors of the gated unit's width that it keeps besides [-]
+    gathered_inputs: float  # 1: inputs that TP gathers are kept; 0: they are gathered again [-]
+    working_widths: float  # tensors of the unit's width in the backward pass of a layer [-]
+    wgrad_bytes: float  # of each weight of a layer and of the head, beside the main gradients [B]
 
+
+MEMORY_CONSTANTS = Stack._fields[Stack._fields.index("framework_bytes") :]
+"""The constants that the memory of a device depends on."""
 
 MAX_FITTED = 5
 """The most constants that a profile may fit."""

@@ -203,11 +203,11 @@ class StepModel:
             self.architecture.dims,
             self.dims,
             self.batch.optimizer.dims,
+            self.profile.stack(),
             float(self.batch.seq_len),
             float(self.n_microbatches),
             float(index),
             self.contents[index],
-            self.profile.stack().framework_bytes,
         )
 
     def breakdown(self) -> dict[str, float]:

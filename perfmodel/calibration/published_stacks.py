@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.stack import Stack
 from perfmodel.validation.published import PublishedRun
 
 MEANING = {
@@ -73,8 +72,6 @@ ASSUMED: Mapping[str, tuple[float, str]] = {
     ),
     "gradient_bytes": (4.0, "gradients are reduced in fp32"),
     "optimizer_matmul_eff": (0.5, "of dense peak, in Newton-Schulz iterations"),
-    "framework_bytes": (2e9, "context, communicators and library workspaces of one process"),
-    "reserve_share": (0.0, "no reserve of the allocator"),
 }
 """Constants of a stack that neither fits nor states them otherwise, each with its note."""
 
@@ -99,6 +96,7 @@ class StackSpec:
     fitted: tuple[str, ...]
     assumed: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     switches: Mapping[str, Switch] = field(default_factory=dict)
+    memory: str = "megatron-te"  # memory profile that goes with it
     published: bool = True  # rows that ship with the package; else a table given by path
 
     @property
@@ -110,7 +108,7 @@ class StackSpec:
     def assumptions(self) -> dict[str, tuple[float, str]]:
         """Return every constant that the stack without switches does not fit, with its note."""
         every = {**ASSUMED, **self.assumed}
-        return {name: every[name] for name in Stack._fields if name not in self.fitted}
+        return {name: value for name, value in every.items() if name not in self.fitted}
 
     def switches_of(self, run: PublishedRun) -> tuple[str, ...]:
         """Return the switches that a run has on."""
@@ -187,6 +185,7 @@ SPECS: tuple[StackSpec, ...] = (
         ),
         ("device_scale", "score_bytes"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "megatron-deepspeed-2022",
@@ -199,6 +198,7 @@ SPECS: tuple[StackSpec, ...] = (
             "dense_layer_share": EVERY_DENSE,
             "score_bytes": WRITTEN_SCORES,
         },
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "megatron-deepspeed-2023",
@@ -211,6 +211,7 @@ SPECS: tuple[StackSpec, ...] = (
             "dense_layer_share": EVERY_DENSE,
             "score_bytes": WRITTEN_SCORES,
         },
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "internevo-2023",
@@ -218,6 +219,7 @@ SPECS: tuple[StackSpec, ...] = (
         _from("InternEvo"),
         ("device_scale", "step_host_s", "tp_exposed"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "llm-foundry-a100",
@@ -225,6 +227,7 @@ SPECS: tuple[StackSpec, ...] = (
         lambda run: run.source.startswith("llm-foundry") and run.hardware.startswith("a100"),
         ("device_scale", "attention_scale", "dp_hidden"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="torchtitan",
     ),
     StackSpec(
         "llm-foundry-h100",
@@ -232,6 +235,7 @@ SPECS: tuple[StackSpec, ...] = (
         lambda run: run.source.startswith("llm-foundry") and run.hardware == "h100",
         ("device_scale", "attention_scale", "dp_hidden", "step_host_s"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="torchtitan",
     ),
     StackSpec(
         "torchtitan",
@@ -239,6 +243,7 @@ SPECS: tuple[StackSpec, ...] = (
         _from("TorchTitan", "NeMo Automodel"),
         ("device_scale", "attention_scale", "tp_exposed", "host_layer_s"),
         {"dp_hidden": HIDDEN_EXCHANGE, "gradient_bytes": BF16_GRADIENTS, "copies_once": ONCE},
+        memory="torchtitan",
     ),
     StackSpec(
         "megatron-core-2024",
@@ -269,6 +274,7 @@ SPECS: tuple[StackSpec, ...] = (
         ("device_scale", "host_layer_s", "step_host_s"),
         {"dp_hidden": HIDDEN_EXCHANGE, "copies_once": ONCE, "tp_exposed": SOME_TP_HIDDEN},
         {"overlap": _OVERLAP, "sinks": _SINKS, "copies": _COPIES},
+        memory="megatron-bridge",
     ),
     StackSpec(
         "megatron-bridge",
@@ -302,6 +308,7 @@ SPECS: tuple[StackSpec, ...] = (
             ),
             "sinks": _SINKS,
         },
+        memory="megatron-bridge",
     ),
     StackSpec(
         "simumax-b200",
@@ -319,6 +326,7 @@ SPECS: tuple[StackSpec, ...] = (
             "pp_hidden": (0.0, "hand-offs are exposed"),
         },
         published=False,
+        memory="nanotron",
     ),
 )
 """Every stack that is fitted to published runs."""

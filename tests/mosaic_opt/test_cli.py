@@ -20,6 +20,7 @@ from perfmodel.explanation import Explanation
 from perfmodel.ladders import ladder
 from perfmodel.layout_search import LayoutSearch
 from perfmodel.models import catalogue
+from perfmodel.validation.memory_scores import memory_scores
 
 from .strategies import TINY, scoreboard, solved_tiny, tiny
 
@@ -483,11 +484,24 @@ def test_validate_json_is_the_scoreboard(mosaic: Mosaic, monkeypatch: pytest.Mon
     assert "24 measured runs" in page.out
 
 
+def test_validate_memory_scores_peaks_run_by_run(mosaic: Mosaic) -> None:
+    ran = mosaic("validate", "--memory", "--json", "-")
+    assert (ran.code, ran.err) == (0, "")
+    scores = memory_scores()
+    assert ran.document == json.loads(scores.model_dump_json())
+    page = mosaic("validate", "--memory")
+    assert (page.code, page.err) == (0, "")
+    assert all(f" {100 * row.error:+.1f}" in page.out for row in scores.rows)
+    assert "half 1" in page.out
+    assert all(reason.split()[0] in page.out for reason in scores.left_out.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--stack", "jax"], "no stack profile 'jax'"),
         (["--runs", "no.csv"], "no.csv cannot be read"),
+        (["--memory", "--runs", "no.csv"], "no.csv cannot be read"),
     ],
 )
 def test_validate_refuses(mosaic: Mosaic, arguments: list[str], said: str) -> None:

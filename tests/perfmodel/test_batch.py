@@ -92,9 +92,9 @@ def scalar(
             a.dims,
             run.dims,
             batch.optimizer.dims,
+            machine.stack.stack(),
             float(batch.seq_len),
             float(model.n_microbatches),
-            machine.stack.stack().framework_bytes,
         )
     return step_s, memory
 

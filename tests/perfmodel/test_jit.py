@@ -167,10 +167,11 @@ def test_a_cached_kernel_is_used_again_until_a_formula_changes(tmp_path: Path) -
     assert not list(package.rglob("*.nb[ic]"))
     assert run() == (first, 1)
 
-    source = package / "memory.py"
+    source = package / "activations.py"
     text = source.read_text("utf-8")
-    assert "LOGIT_BYTES = 10.0" in text
-    source.write_text(text.replace("LOGIT_BYTES = 10.0", "LOGIT_BYTES = 11.0"), "utf-8")
+    written, changed_to = "logits=stack.logit_bytes *", "logits=(stack.logit_bytes + 1.0) *"
+    assert written in text
+    source.write_text(text.replace(written, changed_to), "utf-8")
     changed, hits = run()
     assert hits == 0
     assert changed - first == 256 * 100  # one byte more for every logit

@@ -8,12 +8,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from perfmodel.activations import layer_activation_bytes
 from perfmodel.architecture import Architecture, ParameterConvention
+from perfmodel.calibration.stacks import load_stack
 from perfmodel.cluster import Optimizer
 from perfmodel.memory import (
     StageBytes,
-    layer_activation_bytes,
+    layer_parameters,
     peak_bytes,
+    stage_allocated,
     stage_bytes,
     stage_dense_parameters,
     stage_expert_parameters,
@@ -21,6 +24,8 @@ from perfmodel.memory import (
 )
 from perfmodel.mesh import PlanDims, dense_layers_of_stage
 from perfmodel.models import catalogue
+from perfmodel.replay import MODULE_BITS
+from perfmodel.stack import Stack
 
 from .strategies import (
     Run,
@@ -37,6 +42,7 @@ from .strategies import (
 )
 
 ADAMW = Optimizer.ADAMW.dims
+EAGER = load_stack("megatron-eager").stack()._replace(framework_bytes=0.0)
 GIB = 2**30
 MODES = (0.0, 1.0, 2.0, 3.0)  # none, selective, super-selective, full
 
@@ -47,18 +53,16 @@ def stages(
     *,
     seq_len: int = 2048,
     n_microbatches: int = 8,
-    framework_bytes: float = 0.0,
+    stack: Stack = EAGER,
 ) -> list[StageBytes]:
     return [
-        stage_bytes(
-            a.dims, p, ADAMW, float(seq_len), float(n_microbatches), float(s), framework_bytes
-        )
+        stage_bytes(a.dims, p, ADAMW, stack, float(seq_len), float(n_microbatches), float(s))
         for s in range(int(p.pp))
     ]
 
 
 def peak(a: Architecture, p: PlanDims, n_microbatches: int = 8) -> float:
-    return peak_bytes(a.dims, p, ADAMW, 2048.0, float(n_microbatches), 0.0)
+    return peak_bytes(a.dims, p, ADAMW, EAGER, 2048.0, float(n_microbatches))
 
 
 # ---------------------------------------------------------------- parameters
@@ -189,7 +193,7 @@ def test_report_31_activations_are_not_divided_by_the_expert_mesh(run: Run, mode
     merged = p._replace(ep=1.0)
     for s in range(run.plan.pp):
         found = [
-            stage_bytes(run.architecture.dims, q, ADAMW, 2048.0, 4.0, float(s), 0.0).activations
+            stage_bytes(run.architecture.dims, q, ADAMW, EAGER, 2048.0, 4.0, float(s)).activations
             for q in (p, merged)
         ]
         assert found[0] == found[1]
@@ -199,7 +203,8 @@ def test_report_31_routed_rows_to_the_byte() -> None:
     """K rows of the residual width in and out, K of each matrix of the unit, for every token."""
     tokens, tp = 1000.0, 2.0
     per_expert = [
-        layer_activation_bytes(moe(top_k=k).dims, dims(tp=tp), tokens, 1.0, 0.0) for k in (1, 2)
+        layer_activation_bytes(moe(top_k=k).dims, dims(tp=tp), EAGER, tokens, 1.0, 0.0)
+        for k in (1, 2)
     ]
     one_more = (tokens / tp) * 2 * (2 * 512 + 3 * 384)
     assert per_expert[1] - per_expert[0] == one_more
@@ -268,7 +273,8 @@ def test_report_63_a_rank_holds_whole_experts() -> None:
 def test_bytes_of_a_parameter(optimizer: str, state: int) -> None:
     """bf16 weight, fp32 gradient, and the optimizer's own state."""
     a = moe()
-    m = stage_bytes(a.dims, dims(), Optimizer(optimizer).dims, 2048.0, 8.0, 0.0, 7.0)
+    stack = EAGER._replace(framework_bytes=7.0)
+    m = stage_bytes(a.dims, dims(), Optimizer(optimizer).dims, stack, 2048.0, 8.0, 0.0)
     n = a.n_total(ParameterConvention.WITH_EMBEDDING)
     assert (m.weights, m.gradients, m.optimizer, m.buffers) == (2 * n, 4 * n, state * n, 7.0)
 
@@ -282,10 +288,10 @@ def test_the_peak_is_the_maximum_over_every_stage(run: Run) -> None:
     a, p, n = run.architecture.dims, run.dims, float(run.model.n_microbatches)
     optimizer, seq_len = run.batch.optimizer.dims, float(run.batch.seq_len)
     every = [
-        stage_total(stage_bytes(a, p, optimizer, seq_len, n, float(s), 2e9))
+        stage_total(stage_bytes(a, p, optimizer, EAGER, seq_len, n, float(s)))
         for s in range(run.plan.pp)
     ]
-    assert peak_bytes(a, p, optimizer, seq_len, n, 2e9) == max(every)
+    assert peak_bytes(a, p, optimizer, EAGER, seq_len, n) == max(every)
 
 
 @given(st.integers(0, 24), st.sampled_from((1, 2, 3)), st.integers(1, 3), st.sampled_from(MODES))
@@ -300,7 +306,7 @@ def test_the_peak_where_dense_layers_reach_beyond_the_first_stage(
 
 
 def test_total_is_the_sum_of_the_buckets() -> None:
-    assert stage_total(StageBytes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)) == 63.0
+    assert stage_total(StageBytes(1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)) == 255.0
 
 
 @given(runs())
@@ -362,7 +368,7 @@ def test_the_more_is_recomputed_the_less_of_a_layer_is_kept(
 ) -> None:
     for moe_layer in {0.0, float(a.n_experts > 0)}:
         kept = [
-            layer_activation_bytes(a.dims, dims(tp=tp), 1000.0 * thousands, moe_layer, mode)
+            layer_activation_bytes(a.dims, dims(tp=tp), EAGER, 1000.0 * thousands, moe_layer, mode)
             for mode in MODES
         ]
         assert kept == sorted(kept, reverse=True)
@@ -377,7 +383,9 @@ def test_no_mode_keeps_more_than_no_recomputation(run: Run) -> None:
     n, seq_len = float(run.model.n_microbatches), float(run.batch.seq_len)
     for s in range(run.plan.pp):
         kept = [
-            stage_bytes(a, p._replace(recompute=mode), ADAMW, seq_len, n, float(s), 0.0).activations
+            stage_bytes(
+                a, p._replace(recompute=mode), ADAMW, EAGER, seq_len, n, float(s)
+            ).activations
             for mode in MODES
         ]
         assert kept[0] >= kept[1] >= kept[2]
@@ -389,7 +397,9 @@ def test_full_recomputation_replays_the_layer_that_needs_most() -> None:
     a = moe(n_layers=2, d_ff=40000)
     p = dims(recompute=3)
     (stage,) = stages(a, p)
-    replayed = max(layer_activation_bytes(a.dims, p, 2048.0, kind, 0.0) for kind in (0.0, 1.0))
+    replayed = max(
+        layer_activation_bytes(a.dims, p, EAGER, 2048.0, kind, 0.0) for kind in (0.0, 1.0)
+    )
     assert stage.activations >= replayed
 
 
@@ -403,9 +413,9 @@ def test_activations_are_those_of_the_microbatches_in_flight(run: Run) -> None:
     for s in range(run.plan.pp):
         n_dense = dense_layers_of_stage(a.dims, p, float(s))
         n_moe = a.n_layers / run.plan.pp - n_dense
-        one = n_dense * layer_activation_bytes(a.dims, p, tokens, 0.0, 0.0)
-        one += n_moe * layer_activation_bytes(a.dims, p, tokens, 1.0, 0.0) if n_moe else 0.0
-        held = stage_bytes(a.dims, p, ADAMW, seq_len, float(n), float(s), 0.0).activations
+        one = n_dense * layer_activation_bytes(a.dims, p, EAGER, tokens, 0.0, 0.0)
+        one += n_moe * layer_activation_bytes(a.dims, p, EAGER, tokens, 1.0, 0.0) if n_moe else 0.0
+        held = stage_bytes(a.dims, p, ADAMW, EAGER, seq_len, float(n), float(s)).activations
         assert 0 < held / one <= n * (1 + 1e-12)
         if run.plan.vpp == 1:
             assert held / one == pytest.approx(min(run.plan.pp - s, n))
@@ -446,3 +456,141 @@ def test_a_shorter_window_keeps_as_many_activations() -> None:
     """A fused kernel stores no scores."""
     a = moe(window={"width": 128, "fraction": 0.5})
     assert stages(a, dims()) == stages(moe(), dims())
+
+
+# ---------------------------------------------------------------- options of a plan
+
+
+def test_a_zero_stage_shards_one_bucket_more() -> None:
+    """0 nothing, 1 optimizer, 2 gradients, 3 weights; a whole layer passes through 2 and 3."""
+    a, dp = dense(), 4
+    n = a.n_total(ParameterConvention.WITH_EMBEDDING)
+    found = [stages(a, dims(dp=dp, zero=zero))[0] for zero in range(4)]
+    assert [m.optimizer for m in found] == [12 * n, 12 * n / dp, 12 * n / dp, 12 * n / dp]
+    assert [m.gradients for m in found] == [4 * n, 4 * n, 4 * n / dp, 4 * n / dp]
+    layer = layer_parameters(a.dims, dims(), 0.0)
+    head = a.vocab_size * a.d_model
+    assert [m.weights for m in found[:3]] == [2 * n] * 3
+    assert found[3].weights == 2 * (n / dp + 2 * layer + head)
+    assert [m.working for m in found] == [0, 0, 6 * max(layer, head), 6 * max(layer, head)]
+
+
+def test_a_layer_of_zero_3_is_what_the_stage_has_of_it() -> None:
+    """The unit is the tensors of a layer, experts as the rank has them."""
+    a, p = moe(), dims(ep=4, dp=4)
+    both = moe(n_layers=5)  # one layer with experts more
+    more = (
+        stage_dense_parameters(both.dims, p, 0.0)
+        + stage_expert_parameters(both.dims, p, 0.0)
+        - stage_dense_parameters(a.dims, p, 0.0)
+        - stage_expert_parameters(a.dims, p, 0.0)
+    )
+    vectors = 2 * 512  # norms
+    assert layer_parameters(a.dims, p, 1.0) == pytest.approx(more, abs=vectors)
+
+
+@pytest.mark.parametrize("instances", [1, 2, 4])
+def test_replicas_of_the_optimizer_hold_more_of_its_state(instances: int) -> None:
+    one, some = (stages(moe(), dims(dp=8, ep=2, instances=n))[0] for n in (1, instances))
+    assert some.optimizer == instances * one.optimizer
+    assert (some.weights, some.gradients) == (one.weights, one.gradients)
+
+
+def test_state_on_the_host_is_not_on_the_device() -> None:
+    whole, half = (stages(moe(), dims(dp=4, offload=share))[0] for share in (0.0, 0.5))
+    assert half.optimizer == whole.optimizer / 2
+    assert half.weights == whole.weights
+
+
+def test_without_sequence_parallelism_norms_are_whole_on_every_rank() -> None:
+    a, tokens, tp = dense(), 1000.0, 4
+    split, whole = (
+        layer_activation_bytes(a.dims, dims(tp=tp, sequence_parallel=on), EAGER, tokens, 0.0, 0.0)
+        for on in (1.0, 0.0)
+    )
+    assert whole - split == 4 * tokens * 2 * 512 * (1 - 1 / tp)  # inputs and outputs of two norms
+
+
+def test_the_fullest_rank_keeps_its_load_of_rows() -> None:
+    a, tokens = moe(top_k=2), 1000.0
+    even, full = (
+        layer_activation_bytes(a.dims, dims(ep=2, dp=2, load=load), EAGER, tokens, 1.0, 0.0)
+        for load in (1.0, 1.5)
+    )
+    assert full - even == 0.5 * tokens * 2 * 2 * (512 + 3 * 384)  # rows in, unit
+
+
+TOKENS = 1000.0
+PER_TOKEN = {  # what a module drops of a layer with latent attention, elements of bf16
+    "core_attn": 2 * 8,  # log-sum-exp, fp32
+    "layernorm": 2 * 512,
+    "mla_up_proj": 8 * (96 + 96 + 48) + 96 + 64,
+    "moe_act": 2 * 384,
+    "shared_experts": 3 * 768,
+    "moe": 2 * 2 * 512 + 2 * 3 * 384 + 4 * 16 + 3 * 768,
+    "mlp": 3 * 1536,
+}
+
+
+@pytest.mark.parametrize("module", PER_TOKEN)
+def test_a_module_drops_what_it_makes(module: str) -> None:
+    a = moe(**latent(), top_k=2, n_experts=16, d_expert=384, d_shared=768, d_ff=1536)
+    kind = 0.0 if module == "mlp" else 1.0
+    code = 4.0 + MODULE_BITS[module]
+    none, some = (
+        layer_activation_bytes(a.dims, dims(), EAGER, TOKENS, kind, mode) for mode in (0.0, code)
+    )
+    assert none - some == 2 * TOKENS * PER_TOKEN[module]
+
+
+@pytest.mark.parametrize("module", ["moe", "mlp"])
+def test_a_block_that_is_replayed_is_held_once(module: str) -> None:
+    a = moe(n_layers=8, first_k_dense=4)
+    p = dims(recompute=4 + MODULE_BITS[module])
+    (stage,) = stages(a, p)
+    kept = sum(
+        4 * layer_activation_bytes(a.dims, p, EAGER, 2048.0, kind, p.recompute)
+        for kind in (0.0, 1.0)
+    )
+    kind = float(module == "moe")
+    dropped = layer_activation_bytes(a.dims, p, EAGER, 2048.0, kind, 0.0)
+    dropped -= layer_activation_bytes(a.dims, p, EAGER, 2048.0, kind, p.recompute)
+    assert stage.activations == kept + dropped
+
+
+def test_report_59_many_small_experts_keep_more_than_a_dense_block() -> None:
+    """megablocks 166: 48 experts of width 128, 8 at work; K (2h + 3f) against 3 K f."""
+    small = moe(n_experts=48, top_k=8, d_expert=128, d_shared=0)
+    solid = dense(d_ff=8 * 128)
+    sparse, plain = (
+        layer_activation_bytes(a.dims, dims(), EAGER, 1.0, kind, 0.0)
+        for a, kind in ((small, 1.0), (solid, 0.0))
+    )
+    assert sparse - plain == 2 * 8 * 2 * 512 + 8 * 48  # rows in and out; the router's fp32
+
+
+# ---------------------------------------------------------------- constants of the stack
+
+
+def test_constants_of_the_stack_to_the_byte() -> None:
+    a, p, tokens = dense(d_ff=1000), dims(tp=2), 2048.0
+    vocabulary, attention = 32000 / 2, 2 * 512 * 64 * (8 + 4) / 2
+    base = stages(a, p)[0]
+
+    def grown(**constants: float) -> StageBytes:
+        return stages(a, p, stack=EAGER._replace(**constants))[0]
+
+    assert grown(logit_bytes=2).logits == 2 * tokens * vocabulary
+    assert grown(gradient_memory_bytes=2).gradients == base.gradients / 2
+    extra = grown(hidden_copies=1).activations - base.activations
+    assert extra == 4 * 2 * tokens / 2 * 512
+    extra = grown(unit_copies=1).activations - base.activations
+    assert extra == 4 * 2 * tokens * 1000 / 2
+    extra = grown(gathered_inputs=1).activations - base.activations
+    assert extra == 4 * 2 * (2 * tokens * 512) / 2  # half of both outputs, twice as long
+    assert grown(working_widths=4).working == 4 * 2 * tokens * 1000 / 2
+    matrices = attention + 3 * 512 * 1000 / 2 + 512 * vocabulary
+    assert grown(wgrad_bytes=2).working == 2 * matrices
+    reserve = grown(reserve_share=0.1, framework_bytes=7.0)
+    assert reserve.reserve == pytest.approx(0.1 * stage_allocated(base))
+    assert stage_total(reserve) == pytest.approx(1.1 * stage_allocated(base) + 7.0)
