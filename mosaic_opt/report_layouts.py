@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mosaic_opt.report import _facts, _flag_lines, _grid, _short, render_step
+from mosaic_opt.report import _facts, _flag_lines, _short, render_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def _words(name: str) -> str:
 def render_explanation(explanation: Explanation) -> RenderableType:
     """Return the page of a step, what binds it, its waterfall, and what changes would do."""
     step = explanation.step
-    waterfall = _grid("from peak to step", "ms", "% of step", "rests on")
+    waterfall = grid("from peak to step", "ms", "% of step", "rests on")
     for loss in explanation.waterfall:
         waterfall.add_row(
             _words(loss.name),
@@ -72,7 +72,7 @@ def _binding_line(explanation: Explanation) -> str:
 
 
 def _changes(changes: Sequence[Change]) -> Table:
-    table = _grid("one change", "step s", "+ s", "GB", "+ GB", "")
+    table = grid("one change", "step s", "+ s", "GB", "+ GB", "")
     table.columns[-1].justify = "left"
     for change in changes:
         if change.plan is None:
@@ -156,7 +156,7 @@ def _range(interval: Interval, digits: int, scale: float = 1.0) -> str:
 
 
 def _ranked(layouts: Sequence[PricedLayout], search: LayoutSearch) -> Table:
-    table = _grid(
+    table = grid(
         "", "step s", "tokens/s/device", "TFLOP/s/device", "MFU %", "GB", "stage", "layout"
     )
     table.columns[-1].justify = "left"
@@ -190,7 +190,7 @@ def _ties(search: LayoutSearch) -> list[RenderableType]:
 
 
 def _lean(layouts: Sequence[PricedLayout]) -> Table:
-    table = _grid("GB", "short by GB", "step s", "layout")
+    table = grid("GB", "short by GB", "step s", "layout")
     table.columns[-1].justify = "left"
     for layout in layouts:
         table.add_row(
@@ -207,7 +207,7 @@ def _front(search: LayoutSearch) -> list[RenderableType]:
     front = search.pareto_front
     fitting = [layout for layout in front if layout.fits]
     shown = fitting[-SHOWN_OF_FRONT:] or list(front[:SHOWN_OF_FRONT])
-    table = _grid("GB", "tokens/s/device", "step s", "layout")
+    table = grid("GB", "tokens/s/device", "step s", "layout")
     table.columns[-1].justify = "left"
     for layout in shown:
         table.add_row(
