@@ -9,11 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-<<<<<<< HEAD
-from mosaic_opt.report import _facts, _flag_lines, _short, render_step
-=======
 from mosaic_opt.report import _facts, _flag_lines, _short, grid, render_step
->>>>>>> 532f7c433de985129efc9ca0a1a12583f7ad30d8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

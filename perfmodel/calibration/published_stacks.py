@@ -72,21 +72,6 @@ ASSUMED: Mapping[str, tuple[float, str]] = {
     ),
     "gradient_bytes": (4.0, "gradients are reduced in fp32"),
     "optimizer_matmul_eff": (0.5, "of dense peak, in Newton-Schulz iterations"),
-<<<<<<< HEAD
-=======
-    "framework_bytes": (2e9, "context, communicators and library workspaces of one process"),
-    "reserve_share": (0.0, "no reserve of the allocator"),
-    "gradient_memory_bytes": (4.0, "main gradients are fp32"),
-    "logit_bytes": (
-        10.0,
-        "bf16 output of the head, its fp32 copy for cross-entropy, the fp32 gradient",
-    ),
-    "hidden_copies": (0.0, "no peak of memory is fitted: what is counted is kept, and no more"),
-    "unit_copies": (0.0, "see hidden_copies"),
-    "gathered_inputs": (0.0, "inputs are gathered again in the backward pass"),
-    "working_widths": (0.0, "see framework_bytes"),
-    "wgrad_bytes": (0.0, "products add gradients of weights into the main gradients"),
->>>>>>> 532f7c433de985129efc9ca0a1a12583f7ad30d8
 }
 """Constants of a stack that neither fits nor states them otherwise, each with its note."""
 

@@ -25,7 +25,7 @@ from perfmodel.memory import (
     stage_total,
 )
 from perfmodel.mesh import PlanDims, StageContent
-from perfmodel.plan import Plan, plan_dims
+from perfmodel.plan import Plan, Recompute, plan_dims
 from perfmodel.stack import Stack
 from perfmodel.stages import StageLayout
 from perfmodel.validation.published import PublishedRun, published_runs
