@@ -95,7 +95,7 @@ def best_interval(checkpoint_s: float, mtbf_s: float) -> float:
 def expected_goodput(
     interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> float:
-    """Return the expected share of wall time that is useful training [-]; see the module's docstring.
+    """Return the expected share of wall time that trains [-]; see the module's docstring.
 
     Parameters
     ----------
