@@ -179,7 +179,7 @@ def test_brute_force_meets_every_kind_of_answer() -> None:
     """The law above is about something: the strategy reaches all four ends of a candidate."""
     seen: set[str] = set()
 
-    @settings(max_examples=60, database=None)
+    @settings(max_examples=150, database=None)
     @given(small_envelopes())
     def look(spec: dict[str, Any]) -> None:
         solution = solve(parse_envelope(spec), backend=Enumerate(workers=1))
