@@ -44,8 +44,8 @@ SECONDS_PER_HOUR = 3600.0
 _TOO_LONG = 700.0  # exp of more than this is beyond a float
 _ROUNDS = 200
 
-Positive = Annotated[float, Field(gt=0.0, le=1e18, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e18, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e18, allow_inf_nan=False, strict=True)]
 
 
 def checkpoint_bytes(parameters: float, optimizer: OptimizerDims) -> float:

@@ -16,7 +16,7 @@ __all__ = ["MAX_LEVELS", "NetworkLevel", "with_levels"]
 
 MAX_LEVELS = 2
 
-Bandwidth = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Bandwidth = Annotated[float, Field(ge=1.0, le=1e18, allow_inf_nan=False, strict=True)]
 
 
 class NetworkLevel(Frozen):
@@ -44,8 +44,8 @@ class NetworkLevel(Frozen):
     devices: Annotated[int, Field(ge=2, le=2**30, strict=True)]
     bandwidth_bytes_per_s: Bandwidth | None = None
     unit_bandwidth_bytes_per_s: Bandwidth | None = None
-    oversubscription: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] | None = None
-    latency_s: Annotated[float, Field(ge=0.0, le=60.0, allow_inf_nan=False)] = 0.0
+    oversubscription: Annotated[float, Field(ge=1.0, le=1e6, strict=True)] | None = None
+    latency_s: Annotated[float, Field(ge=0.0, le=60.0, strict=True)] = 0.0
     source: Source = Source.ASSUMED
 
     @model_validator(mode="after")
@@ -79,8 +79,8 @@ class NetworkLevel(Frozen):
             bandwidth = nic_bw / self.oversubscription
         else:
             raise PerfmodelError(
-                f"level {self.name!r}: oversubscription={self.oversubscription:g} needs the "
-                "bandwidth of a NIC, which the hardware pack does not state; give "
+                f"cluster level {self.name!r}: oversubscription={self.oversubscription:g} needs "
+                "the bandwidth of a NIC, which the hardware pack does not state; give "
                 "bandwidth_bytes_per_s."
             )
         return Level(float(self.devices), bandwidth, self.latency_s)
@@ -95,14 +95,14 @@ def _require_whole_units(
             down = level.devices // part * part
             near = f"{down} or {down + part}" if down else f"{part}"
             raise PerfmodelError(
-                f"level {level.name!r}: devices={level.devices} must be a multiple of the {part} "
-                f"of {name}; nearest: {near}."
+                f"cluster level {level.name!r}: devices={level.devices} must be a multiple of the "
+                f"{part} of {name}; nearest: {near}."
             )
         name, part = f"level {level.name!r}", level.devices
         if n_devices > part and n_devices % part:
             raise PerfmodelError(
-                f"level {level.name!r}: the {n_devices} devices of the cluster must be a multiple "
-                f"of its devices={part}."
+                f"cluster level {level.name!r}: the {n_devices} devices of the cluster must be a "
+                f"multiple of its devices={part}."
             )
 
 
@@ -128,8 +128,8 @@ def with_levels(
     found = [level.constants(nic_bw) for level in kept]
     if len(found) > 1 and found[1].bandwidth > found[0].bandwidth:
         raise PerfmodelError(
-            f"level {kept[1].name!r}: {found[1].bandwidth:g} B/s out of a unit for each device "
-            f"must be at most the {found[0].bandwidth:g} of level {kept[0].name!r} inside it."
+            f"cluster level {kept[1].name!r}: {found[1].bandwidth:g} B/s out of a unit for each "
+            f"device must be at most the {found[0].bandwidth:g} of level {kept[0].name!r} in it."
         )
     inner, outer = [*found, NO_LEVEL, NO_LEVEL][:MAX_LEVELS]
     return fabric._replace(inner=inner, outer=outer)

@@ -189,7 +189,7 @@ def test_the_source_is_that_of_the_facts() -> None:
     [
         ({"checkpoint_s": None}, "one of them and not neither"),
         ({"storage_bytes_per_s": 1e9}, "one of them and not both"),
-        ({"mtbf_device_hours": 0.0}, "greater than 0"),
+        ({"mtbf_device_hours": 0.0}, "greater than or equal to 0.000000000001"),
         ({"restart_s": float("nan")}, "greater than or equal to 0|finite"),
     ],
 )

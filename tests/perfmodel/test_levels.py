@@ -305,7 +305,7 @@ def site(**changes: object) -> dict[str, object]:
     [
         ([site(unit_bandwidth_bytes_per_s=1e9)], "must have one of .*, not 2"),
         ([site(bandwidth_bytes_per_s=None)], "must have one of .*, not 0"),
-        ([site(bandwidth_bytes_per_s=0.0)], "greater than 0"),
+        ([site(bandwidth_bytes_per_s=0.0)], "greater than or equal to 1"),
         ([site(latency_s=-1.0)], "greater than or equal to 0"),
         ([site(devices=1)], "greater than or equal to 2"),
         ([site()] * 3, "at most 2 items"),
