@@ -25,7 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel._jit import formula
-from perfmodel.collectives import point_to_point_time, ring_time
+from perfmodel.collectives import (
+    all_reduce_time,
+    chain_time,
+    point_to_point_time,
+    ring_time,
+)
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES
@@ -237,18 +242,18 @@ def sharding_time(
     """
     if p.zero < 2.0 or c.layers + c.prediction <= 0.0:
         return 0.0
-    node = hw.fabric.devices_per_node
+    fabric = hw.fabric
     layers = c.layers + c.prediction
     dense = dense_parameters(a, p, c) / layers
     expert = expert_parameters(a, p, c) / layers
     ranks = p.dp * p.cp / p.instances
     edp = p.tp * p.dp * p.cp / (p.etp * p.ep * p.instances)
-    rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
-    time = ring_time(rs, node, ranks, p.tp, stack.gradient_bytes * dense)
-    time += ring_time(rs, node, edp, p.etp * p.ep, stack.gradient_bytes * expert)
+    rs, ag = fabric.reduce_scatter, fabric.all_gather
+    time = ring_time(rs, fabric, ranks, p.tp, stack.gradient_bytes * dense)
+    time += ring_time(rs, fabric, edp, p.etp * p.ep, stack.gradient_bytes * expert)
     if p.zero > 2.0:
-        time += 2.0 * ring_time(ag, node, ranks, p.tp, BF16_BYTES * dense)
-        time += 2.0 * ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
+        time += 2.0 * ring_time(ag, fabric, ranks, p.tp, BF16_BYTES * dense)
+        time += 2.0 * ring_time(ag, fabric, edp, p.etp * p.ep, BF16_BYTES * expert)
     return layers * time
 
 
@@ -257,20 +262,18 @@ def group_exchange_time(
     hw: Hardware, stack: Stack, p: PlanDims, size: float, stride: float, parameters: float
 ) -> float:
     """Exchange of gradients and weights once a step in one group of replicas [s]."""
-    node = hw.fabric.devices_per_node
+    fabric = hw.fabric
     wire = stack.gradient_bytes * parameters
     if p.zero < 1.0:
-        return ring_time(hw.fabric.all_reduce, node, size, stride, wire)
+        return all_reduce_time(fabric, size, stride, wire)
     shards = size / p.instances
     time = 0.0
     if p.zero < 2.0:
-        time += ring_time(hw.fabric.reduce_scatter, node, shards, stride, wire)
+        time += ring_time(fabric.reduce_scatter, fabric, shards, stride, wire)
     if p.zero < 3.0:
-        time += ring_time(hw.fabric.all_gather, node, shards, stride, BF16_BYTES * parameters)
+        time += ring_time(fabric.all_gather, fabric, shards, stride, BF16_BYTES * parameters)
     if p.instances > 1.0:
-        time += ring_time(
-            hw.fabric.all_reduce, node, p.instances, stride * shards, wire / max(1.0, shards)
-        )
+        time += all_reduce_time(fabric, p.instances, stride * shards, wire / max(1.0, shards))
     return time
 
 
@@ -372,11 +375,17 @@ def optimizer_time(
 
 
 @formula
+def border_bytes(a: ArchitectureDims, p: PlanDims, seq_len: float) -> float:
+    """Bytes that a rank hands to the next stage for one microbatch [B]."""
+    tokens = p.micro_batch * seq_len / p.cp
+    return BF16_BYTES * tokens / p.tp * a.d_model
+
+
+@formula
 def border_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
     """One hand-off of a microbatch's activations, each TP rank its part, to the next stage [s]."""
-    tokens = p.micro_batch * seq_len / p.cp
     distance = p.tp * p.cp * p.dp
-    return point_to_point_time(hw.fabric, distance, BF16_BYTES * tokens / p.tp * a.d_model)
+    return point_to_point_time(hw.fabric, distance, border_bytes(a, p, seq_len), p.pp * distance)
 
 
 @formula
@@ -578,7 +587,8 @@ def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float
     """
     if p.pp <= 1.0:
         return 0.0
-    return 2.0 * (p.pp * p.vpp - 1.0) * border_time(a, hw, p, seq_len)
+    volume = border_bytes(a, p, seq_len)
+    return 2.0 * chain_time(hw.fabric, p.tp * p.cp * p.dp, p.pp, p.vpp, volume)
 
 
 @formula
