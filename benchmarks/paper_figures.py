@@ -241,7 +241,8 @@ def fig1() -> None:
         c = next(c for c in solution.candidates if inside(c))
         lines.append([label, *candidate_row(c), f"{c.loss - best.loss:.4f}"])
     table(("best with", *CANDIDATE_HEADER, "layout", "above the optimum"), lines)
-    ceiling = envelope.peak_compute_flop * envelope.goodput
+    goodput = envelope.goodput_of(envelope.candidates.architectures()[0]).value
+    ceiling = envelope.peak_compute_flop * goodput
     able = [c for c in solution.candidates if c.mfu * ceiling >= FIG1_MODEL_FLOP]
     sparsest = max(able, key=lambda c: c.sparsity)
     print(

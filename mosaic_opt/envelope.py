@@ -16,9 +16,11 @@ import yaml
 from pydantic import (
     BeforeValidator,
     Field,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from lawfit import AnyLaw, LawError, load_law
 from mosaic_opt.errors import EnvelopeError
@@ -26,8 +28,10 @@ from perfmodel.architecture import Architecture, MfuConvention, ParameterConvent
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
+from perfmodel.goodput import FailureFacts, Goodput
 from perfmodel.ladders import GPT2_VOCABULARY, ladder
 from perfmodel.plan import PlanSpace
+from perfmodel.sources import Source
 
 SECONDS_PER_DAY = 86400.0
 MAX_CANDIDATES = 1_000_000
@@ -137,6 +141,28 @@ def _law(value: Any) -> Any:
         raise ValueError(text if len(text) <= 400 else f"{text[:397]}...") from None
 
 
+Share = Annotated[float, Field(gt=0.0, le=1.0, strict=True)]
+_SHARE: TypeAdapter[float] = TypeAdapter(Share)
+
+
+def _goodput(value: Any) -> Any:
+    """Read a number or failure facts, and complain of the one that was meant."""
+    if isinstance(value, FailureFacts):
+        return value
+    try:
+        return FailureFacts.model_validate(value) if isinstance(value, dict) else _number(value)
+    except ValidationError as error:
+        raise ValueError(explain(error, FailureFacts)) from None
+
+
+def _number(value: Any) -> float:
+    try:
+        return _SHARE.validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PydanticKnownError(first["type"], first.get("ctx")) from None  # type: ignore[arg-type]
+
+
 def _cluster(value: Any) -> Any:
     return Cluster.parse(value) if isinstance(value, str) else value
 
@@ -158,8 +184,10 @@ class Envelope(Frozen):
         Architectures to choose from.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
         Scaling law, also by name, ``"mosaic-table2"``.
-    goodput : float
-        Share of the window that trains, eta_good, in (0, 1] [-].
+    goodput : float or FailureFacts
+        Share of the window that trains, eta_good, in (0, 1] [-]; or how often devices fail and what
+        a checkpoint and a restart cost, from which it follows (:mod:`perfmodel.goodput`). A number
+        is ASSUMED, the default of 1 too.
     tokens : TokenRule
         Token budget of a candidate.
     plans : PlanSpace
@@ -190,7 +218,7 @@ class Envelope(Frozen):
     law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
         default_factory=lambda: load_law("mosaic-table2")
     )
-    goodput: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
+    goodput: Annotated[Share | FailureFacts, BeforeValidator(_goodput)] = 1.0
     tokens: TokenRule = TokenRule()
     plans: PlanSpace = PlanSpace()
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 0.92
@@ -207,12 +235,32 @@ class Envelope(Frozen):
                 f"the candidate grid has {self.candidates.grid_size} points, which must be at most "
                 f"{MAX_CANDIDATES}"
             )
+        if isinstance(self.goodput, FailureFacts) and self.goodput.mtbf_s(1, 1) is None:
+            raise ValueError(
+                "goodput: mtbf_device_hours or mtbf_node_hours is missing, and goodput is unknown "
+                "without a failure rate; give one of them, or a number in (0, 1]"
+            )
         return self
 
     @property
     def window_s(self) -> float:
         """Wall-clock window [s]."""
         return self.window_days * SECONDS_PER_DAY
+
+    def goodput_of(self, architecture: Architecture) -> Goodput:
+        """Return the share of the window that trains a candidate, and what it rests on.
+
+        It depends on the candidate only where its checkpoint's time follows from its size.
+        """
+        if not isinstance(self.goodput, FailureFacts):
+            return Goodput(value=self.goodput, source=Source.ASSUMED)
+        stored = 0
+        if self.goodput.by_size:
+            stored = architecture.n_total(ParameterConvention.WITH_EMBEDDING)
+            stored += architecture.mtp_parameters
+        return self.goodput.goodput(
+            self.cluster.n_devices, self.cluster.nodes, float(stored), self.batch.optimizer.dims
+        )
 
     @property
     def memory_cap_bytes(self) -> float:
@@ -239,11 +287,25 @@ def parse_envelope(content: Any, origin: str = "envelope") -> Envelope:
         envelope = Envelope.model_validate(content)
         # a missing pack, or a rate that it lacks, is the envelope's fault
         envelope.cluster.constants_for(envelope.batch.precision)
+        _require_progress(envelope)
     except ValidationError as error:
         raise EnvelopeError(f"{origin}: {explain(error, Envelope)}.") from None
     except PerfmodelError as error:
         raise EnvelopeError(f"{origin}: {str(error).rstrip('.')}.") from None
     return envelope
+
+
+def _require_progress(envelope: Envelope) -> None:
+    """Refuse failure facts under which, whatever the candidate, no checkpoint is ever reached."""
+    facts = envelope.goodput
+    if isinstance(facts, FailureFacts) and not facts.by_size:
+        found = facts.goodput(envelope.cluster.n_devices, envelope.cluster.nodes)
+        if not found.value:
+            raise PerfmodelError(
+                f"goodput: with {found.mtbf_s:.3g} s between failures, checkpoints of "
+                f"{found.checkpoint_s:g} s every {found.interval_s:.3g} s and restarts of "
+                f"{found.restart_s:g} s, next to none of the window trains."
+            )
 
 
 def read_mapping(path: str | Path) -> Any:

@@ -168,7 +168,8 @@ class Problem:
     def tokens(self, index: int, step_s: float) -> Tokens:
         """Return the token budget of a candidate whose step takes ``step_s`` [s]."""
         envelope, rule = self.envelope, self.envelope.tokens
-        available = envelope.window_s * envelope.goodput * envelope.batch.tokens / step_s
+        goodput = envelope.goodput_of(self.architectures[index]).value or 0.0
+        available = envelope.window_s * goodput * envelope.batch.tokens / step_s
         n_active = float(self.n_active(index))
         budget, binding = available, "window"
         if rule.max_tokens is not None and rule.max_tokens < budget:

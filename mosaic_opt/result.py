@@ -12,6 +12,7 @@ from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
 from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
+from perfmodel.sources import Source
 from perfmodel.step import StepEstimate
 
 SCHEMA_VERSION = 1
@@ -81,7 +82,8 @@ class Optimum(_Finite):
     """The chosen architecture, token budget and layout.
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
-    ``step``, which has the breakdown and what each number rests on.
+    ``step``, which has the breakdown and what each number rests on. ``goodput`` is the share of the
+    window that trains [-].
     """
 
     architecture: dict[str, Any]
@@ -89,6 +91,8 @@ class Optimum(_Finite):
     tokens: float
     tokens_per_parameter: float
     tokens_available: float
+    goodput: float
+    goodput_source: Source
     binding: str
     loss: float
     loss_source: str

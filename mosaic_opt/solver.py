@@ -201,12 +201,15 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         tokens=best.tokens,
         expert_split=problem.expert_split(best.index),
     )
+    goodput = envelope.goodput_of(problem.architectures[best.index])
     return Optimum(
         architecture=step.architecture,
         plan=plan,
         tokens=best.tokens,
         tokens_per_parameter=best.tokens / n_active,
         tokens_available=problem.tokens(best.index, best.step_s).available,
+        goodput=goodput.value or 0.0,
+        goodput_source=goodput.source,
         binding=best.binding,
         loss=best.loss,
         loss_source=envelope.law.basis,

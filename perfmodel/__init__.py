@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from perfmodel.cluster import Batch, Cluster, Optimizer
     from perfmodel.errors import IllegalPlanError, PerfmodelError
     from perfmodel.explanation import Explanation, explain
+    from perfmodel.goodput import FailureFacts, Goodput
     from perfmodel.ladders import ladder, parse_ladder
     from perfmodel.layout_search import LayoutSearch, layout_space, search_layouts
+    from perfmodel.levels import NetworkLevel
     from perfmodel.models import CatalogueEntry, catalogue
     from perfmodel.parts import Biases, ExtraParameters, LatentAttention, SlidingWindow
     from perfmodel.plan import Plan, PlanSpace, Recompute
@@ -44,11 +46,14 @@ _HOMES = {
     "Cluster": "cluster",
     "Explanation": "explanation",
     "ExtraParameters": "parts",
+    "FailureFacts": "goodput",
+    "Goodput": "goodput",
     "HardwarePack": "calibration.packs",
     "IllegalPlanError": "errors",
     "LatentAttention": "parts",
     "LayoutSearch": "layout_search",
     "MfuConvention": "architecture",
+    "NetworkLevel": "levels",
     "Optimizer": "cluster",
     "PackError": "calibration.records",
     "ParameterConvention": "architecture",
@@ -84,11 +89,14 @@ __all__ = [
     "Cluster",
     "Explanation",
     "ExtraParameters",
+    "FailureFacts",
+    "Goodput",
     "HardwarePack",
     "IllegalPlanError",
     "LatentAttention",
     "LayoutSearch",
     "MfuConvention",
+    "NetworkLevel",
     "Optimizer",
     "PackError",
     "ParameterConvention",

@@ -315,6 +315,7 @@ class Architecture(Frozen):
             "d_shared": self.d_shared,
             "first_k_dense": self.first_k_dense if self.moe_every == 1 else self.n_dense_layers,
             "mtp_layers": self.mtp_layers,
+            "latent": 0 if self.latent is None else self.latent.kv_lora_rank,
         }
 
     def summary(self) -> dict[str, object]:

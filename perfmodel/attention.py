@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from perfmodel._jit import formula
-from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_time
+from perfmodel.collectives import (
+    all_reduce_time,
+    all_to_all_time,
+    point_to_point_time,
+    ring_time,
+)
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
@@ -192,7 +197,8 @@ def context_parallel_time(
         )
     node = hw.fabric.devices_per_node
     distance = p.tp if p.tp * p.cp <= node else node
-    hop = point_to_point_time(hw.fabric, distance, tokens * BF16_BYTES * pair)
+    shared = tokens * BF16_BYTES * pair
+    hop = point_to_point_time(hw.fabric, distance, shared, p.tp * p.cp)
     return max(0.0, (1.0 + backward) * (p.cp - 1.0) * hop - core)
 
 
@@ -203,12 +209,11 @@ def tensor_parallel_time(hw: Hardware, p: PlanDims, volume: float) -> float:
     With sequence parallelism they are gathered before it and scattered after it; without, its
     outputs (or the gradients of its inputs) are reduced.
     """
-    node = hw.fabric.devices_per_node
     tp = p.tp
     if p.sequence_parallel == 0.0:
-        return ring_time(hw.fabric.all_reduce, node, tp, 1.0, volume)
-    return ring_time(hw.fabric.all_gather, node, tp, 1.0, volume) + ring_time(
-        hw.fabric.reduce_scatter, node, tp, 1.0, volume
+        return all_reduce_time(hw.fabric, tp, 1.0, volume)
+    return ring_time(hw.fabric.all_gather, hw.fabric, tp, 1.0, volume) + ring_time(
+        hw.fabric.reduce_scatter, hw.fabric, tp, 1.0, volume
     )
 
 
@@ -223,9 +228,9 @@ def attention_parallel_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, toke
     if a.latent == 0.0 or p.sequence_parallel == 0.0:
         return tensor_parallel_time(hw, p, hidden)
     tp = p.tp
-    node = hw.fabric.devices_per_node
+    fabric = hw.fabric
     read = a.q_lora_rank if a.q_lora_rank > 0.0 else a.d_model
     read += a.kv_lora_rank + a.rope_head_dim
-    return ring_time(hw.fabric.all_gather, node, tp, 1.0, tokens * BF16_BYTES * read) + ring_time(
-        hw.fabric.reduce_scatter, node, tp, 1.0, hidden
+    return ring_time(fabric.all_gather, fabric, tp, 1.0, tokens * BF16_BYTES * read) + ring_time(
+        fabric.reduce_scatter, fabric, tp, 1.0, hidden
     )

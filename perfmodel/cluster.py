@@ -15,6 +15,7 @@ from perfmodel.collectives import with_devices_per_node
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
+from perfmodel.levels import MAX_LEVELS, NetworkLevel, with_levels
 from perfmodel.memory import OptimizerDims
 from perfmodel.precision import Precision
 from perfmodel.routing import Routing
@@ -37,12 +38,15 @@ class Cluster(Frozen):
         Memory of one device [B], in place of the pack's (GB = 1e9 B).
     devices : int, optional
         Devices in use, where they are not all that the nodes have: as many on each node.
+    levels : tuple of NetworkLevel
+        Levels of the network above the nodes, smallest units first; none unless given.
     """
 
     hardware: str
     nodes: Nodes
     memory_bytes: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
     devices: Count | None = None
+    levels: Annotated[tuple[NetworkLevel, ...], Field(max_length=MAX_LEVELS)] = ()
 
     @model_validator(mode="after")
     def _as_many_on_each_node(self) -> Self:
@@ -104,6 +108,15 @@ class Cluster(Frozen):
         """The pack's constants as the formulas take them, for the devices in use."""
         constants = self.pack.constants()
         fabric = with_devices_per_node(constants.fabric, float(self.devices_per_node))
+        if self.levels:
+            nic = self.pack.node.nic_bw
+            fabric = with_levels(
+                fabric,
+                self.levels,
+                self.devices_per_node,
+                self.n_devices,
+                None if nic is None else float(nic.value),
+            )
         return constants._replace(fabric=fabric)
 
     def constants_for(self, precision: Precision) -> Hardware:

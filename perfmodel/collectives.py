@@ -5,13 +5,17 @@ A group is ``size`` ranks at a constant ``stride``; ranks are numbered node by n
 it fits in one). Three regimes, each a surface of its own: inside a node; across nodes with every
 device of the node in the group; across nodes strided, where each member has its own NIC.
 
+Above the nodes a network may have up to two further levels (:class:`Level`): units of many nodes,
+such as a rail group, a leaf or a data centre, with less bandwidth out of a unit than inside it. A
+group that lies in one unit costs what it costs without the level.
+
 ``volume`` is the buffer of one rank [B]: the send buffer of an all-to-all, the full (gathered, or
 not yet scattered) tensor of an all-gather, reduce-scatter or all-reduce. Times in seconds.
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 from perfmodel._jit import formula
@@ -49,14 +53,27 @@ class RingSurface(NamedTuple):
     strided_ramp_bytes: float
 
 
+class Level(NamedTuple):
+    """A level of the network above the nodes: what it costs to leave one of its units."""
+
+    devices: float  # in a unit, consecutive ranks; 0 where there is no such level
+    bandwidth: float  # out of the unit, for each of its devices when all of them send [B/s]
+    latency_s: float  # of a message that leaves the unit, besides what it has anyway [s]
+
+
+NO_LEVEL = Level(0.0, inf, 0.0)
+
+
 class Fabric(NamedTuple):
-    """Collectives of a cluster: one surface each, and the size of a node."""
+    """Collectives of a cluster: one surface each, the size of a node, and levels above it."""
 
     devices_per_node: float
     all_to_all: AllToAllSurface
     all_reduce: RingSurface
     reduce_scatter: RingSurface
     all_gather: RingSurface
+    inner: Level = NO_LEVEL
+    outer: Level = NO_LEVEL  # its units hold whole units of the inner level
 
 
 def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
@@ -73,12 +90,11 @@ def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
             inter_latency_s=s.inter_latency_s * devices / fabric.devices_per_node,
         )
 
-    return Fabric(
-        devices,
-        fabric.all_to_all,
-        fewer(fabric.all_reduce),
-        fewer(fabric.reduce_scatter),
-        fewer(fabric.all_gather),
+    return fabric._replace(
+        devices_per_node=devices,
+        all_reduce=fewer(fabric.all_reduce),
+        reduce_scatter=fewer(fabric.reduce_scatter),
+        all_gather=fewer(fabric.all_gather),
     )
 
 
@@ -86,6 +102,26 @@ def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
 def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float:
     """Members of the group on each node, at most ``size`` [-]."""
     return min(size, max(1.0, devices_per_node // stride))
+
+
+@formula
+def leaves(level: Level, size: float, stride: float) -> bool:
+    """Say whether a group has members in more than one unit of a level."""
+    return level.devices > 0.0 and ranks_per_node(level.devices, size, stride) < size
+
+
+@formula
+def all_to_all_over_level(
+    level: Level, size: float, stride: float, volume: float, within: float
+) -> float:
+    """Time of an all-to-all that takes ``within`` seconds without a level of the network [s].
+
+    Parts for other units leave through it, all at once.
+    """
+    if not leaves(level, size, stride):
+        return within
+    away = (size - ranks_per_node(level.devices, size, stride)) / size
+    return max(within, volume * away / level.bandwidth) + level.latency_s
 
 
 @formula
@@ -105,7 +141,9 @@ def all_to_all_time(fabric: Fabric, size: float, stride: float, volume: float) -
         return intra
     latency = s.inter_latency_s * float((size / 16.0) ** s.inter_exponent)
     away = (size - local) / size
-    return max(intra, latency + ramped(volume, s.inter_ramp_bytes) * away / s.nic_bw)
+    time = max(intra, latency + ramped(volume, s.inter_ramp_bytes) * away / s.nic_bw)
+    time = all_to_all_over_level(fabric.inner, size, stride, volume, time)
+    return all_to_all_over_level(fabric.outer, size, stride, volume, time)
 
 
 @formula
@@ -135,14 +173,31 @@ def all_to_all_once_time(
     nodes = size / local
     away = token_bytes * distinct(nodes, copies) * (nodes - 1.0) / nodes
     latency = s.inter_latency_s * float((size / 16.0) ** s.inter_exponent)
-    return max(intra, latency + ramped(away, s.inter_ramp_bytes) / s.nic_bw)
+    time = max(intra, latency + ramped(away, s.inter_ramp_bytes) / s.nic_bw)
+    time = dispatch_over_level(fabric.inner, size, stride, token_bytes, copies, time)
+    return dispatch_over_level(fabric.outer, size, stride, token_bytes, copies, time)
 
 
 @formula
-def ring_time(
+def dispatch_over_level(
+    level: Level, size: float, stride: float, token_bytes: float, copies: float, within: float
+) -> float:
+    """Time of a dispatch that takes ``within`` seconds without a level of the network [s].
+
+    A token goes once to each other unit that has experts of it.
+    """
+    if not leaves(level, size, stride):
+        return within
+    units = size / ranks_per_node(level.devices, size, stride)
+    away = token_bytes * distinct(units, copies) * (units - 1.0) / units
+    return max(within, away / level.bandwidth) + level.latency_s
+
+
+@formula
+def ring_over_nodes_time(
     s: RingSurface, devices_per_node: float, size: float, stride: float, volume: float
 ) -> float:
-    """Time of an all-gather, reduce-scatter or all-reduce of ``volume`` bytes [s].
+    """Time of an all-gather, reduce-scatter or all-reduce without levels above the nodes [s].
 
     Across full nodes the latency, which grows with the number of ranks, hides behind the
     transfer: the two join in quadrature. Inside a node and between single devices they add.
@@ -168,8 +223,78 @@ def ring_time(
 
 
 @formula
-def point_to_point_time(fabric: Fabric, distance: float, volume: float) -> float:
-    """Time to hand ``volume`` bytes to the rank ``distance`` away [s].
+def ring_over_level(
+    s: RingSurface,
+    level: Level,
+    size: float,
+    stride: float,
+    volume: float,
+    trips: float,
+    within: float,
+    inside: float,
+) -> float:
+    """Time of a ring collective that takes ``within`` seconds without a level of the network [s].
+
+    The better of two ways. Flat: one ring over all members, which leaves each unit through the
+    links of its own members there. By levels: scattered inside every unit, exchanged between those
+    that hold the same part, gathered inside. A level never makes a group faster.
+
+    ``inside`` is the time of the members of one unit; ``trips`` is 2 for an all-reduce, whose data
+    goes round twice, else 1.
+    """
+    local = ranks_per_node(level.devices, size, stride)
+    units = size / local
+    passed = trips * (size - 1.0) / size * volume / (local * level.bandwidth)
+    flat = max(within, passed) + trips * units * level.latency_s
+    part = volume / local
+    bandwidth = min(s.strided_bw, level.bandwidth / trips)
+    exchanged = (units - 1.0) / units * ramped(part, s.strided_ramp_bytes) / bandwidth
+    latency = s.strided_latency_s + trips * (units - 1.0) * level.latency_s
+    return max(within, min(flat, inside + latency + exchanged))
+
+
+@formula
+def ring_inside_time(
+    s: RingSurface, fabric: Fabric, size: float, stride: float, volume: float, trips: float
+) -> float:
+    """Time of a ring collective over the nodes and the inner level [s]."""
+    node = fabric.devices_per_node
+    time = ring_over_nodes_time(s, node, size, stride, volume)
+    if volume <= 0.0 or not leaves(fabric.inner, size, stride):
+        return time
+    local = ranks_per_node(fabric.inner.devices, size, stride)
+    inside = ring_over_nodes_time(s, node, local, stride, volume)
+    return ring_over_level(s, fabric.inner, size, stride, volume, trips, time, inside)
+
+
+@formula
+def ring_over_levels_time(
+    s: RingSurface, fabric: Fabric, size: float, stride: float, volume: float, trips: float
+) -> float:
+    """Time of a ring collective over all levels; ``trips`` as in :func:`ring_over_level` [s]."""
+    time = ring_inside_time(s, fabric, size, stride, volume, trips)
+    if volume <= 0.0 or not leaves(fabric.outer, size, stride):
+        return time
+    local = ranks_per_node(fabric.outer.devices, size, stride)
+    inside = ring_inside_time(s, fabric, local, stride, volume, trips)
+    return ring_over_level(s, fabric.outer, size, stride, volume, trips, time, inside)
+
+
+@formula
+def ring_time(s: RingSurface, fabric: Fabric, size: float, stride: float, volume: float) -> float:
+    """Time of an all-gather or a reduce-scatter of ``volume`` bytes over all levels [s]."""
+    return ring_over_levels_time(s, fabric, size, stride, volume, 1.0)
+
+
+@formula
+def all_reduce_time(fabric: Fabric, size: float, stride: float, volume: float) -> float:
+    """Time of an all-reduce of ``volume`` bytes over all levels [s]."""
+    return ring_over_levels_time(fabric.all_reduce, fabric, size, stride, volume, 2.0)
+
+
+@formula
+def node_hop_time(fabric: Fabric, distance: float, volume: float) -> float:
+    """Time to hand ``volume`` bytes to the rank ``distance`` away, inside a unit of a level [s].
 
     The link and NIC bandwidths and latencies are those of the all-to-all surface.
     """
@@ -179,3 +304,58 @@ def point_to_point_time(fabric: Fabric, distance: float, volume: float) -> float
     if distance < fabric.devices_per_node:
         return s.intra_latency_s + volume / s.link_bw
     return s.inter_latency_s * float((2.0 / 16.0) ** s.inter_exponent) + volume / s.nic_bw
+
+
+@formula
+def leaving_hop_time(fabric: Fabric, level: Level, within: float, volume: float) -> float:
+    """Time of a hand-off that leaves a unit; ``within`` is that of one that stays in it [s]."""
+    if volume <= 0.0:
+        return 0.0
+    hop = node_hop_time(fabric, fabric.devices_per_node, volume)
+    return max(within, hop, volume / level.bandwidth) + level.latency_s
+
+
+@formula
+def point_to_point_time(fabric: Fabric, distance: float, volume: float, reach: float) -> float:
+    """Time to hand ``volume`` bytes to the rank ``distance`` away [s].
+
+    ``reach`` is how many consecutive ranks the ring or chain of such hand-offs covers: where that
+    is more than a unit of a level, some hand-off leaves it, and the slowest one counts.
+    """
+    time = node_hop_time(fabric, distance, volume)
+    if leaves(fabric.inner, reach, 1.0):
+        time = leaving_hop_time(fabric, fabric.inner, time, volume)
+    if leaves(fabric.outer, reach, 1.0):
+        time = leaving_hop_time(fabric, fabric.outer, time, volume)
+    return time
+
+
+@formula
+def borders_left(level: Level, distance: float, ranks: float, rounds: float) -> float:
+    """Count the hand-offs of a chain that leave a unit of a level; see :func:`chain_time` [-]."""
+    if not leaves(level, ranks * distance, 1.0):
+        return 0.0
+    units = ceil(ranks * distance / level.devices)
+    return min(ranks * rounds - 1.0, rounds * (units - 1.0) + rounds - 1.0)
+
+
+@formula
+def chain_time(
+    fabric: Fabric, distance: float, ranks: float, rounds: float, volume: float
+) -> float:
+    """Time to hand ``volume`` bytes from rank to rank, ``ranks`` of them, ``rounds`` times [s].
+
+    Ranks are ``distance`` apart and each round begins at the first again, so that there are
+    ``ranks rounds - 1`` hand-offs. Only those that leave a unit pay for its level.
+    """
+    hop = node_hop_time(fabric, distance, volume)
+    time = (ranks * rounds - 1.0) * hop
+    left = borders_left(fabric.outer, distance, ranks, rounds)
+    inner = max(left, borders_left(fabric.inner, distance, ranks, rounds))
+    if inner <= 0.0:
+        return time
+    leaf = leaving_hop_time(fabric, fabric.inner, hop, volume)
+    time += (inner - left) * (leaf - hop)
+    if left > 0.0:
+        time += left * (leaving_hop_time(fabric, fabric.outer, leaf, volume) - hop)
+    return time

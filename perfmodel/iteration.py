@@ -4,7 +4,7 @@ For one microbatch on one stage, the host launches kernels while the device runs
 slower of the two sets the pace, and the expert all-to-all is a point where both wait:
 
     C0  = n_moe (A share + launches) + n_dense A share_dense + H
-    G0  = k sum over layers and operators + (1 - h_TP) t_TP   device
+    G0  = k sum over layers and operators + e_TP t_TP         device
     Y   = n_moe (4 + 2 [full]) t_a2a                          expert all-to-all
     J   = s log2(pp) log2(ep) max(0, 1 - (G0 + Y) / C0)       wait for the slowest rank of EP x PP
     tau = max(C0 + J, G0 + t_head) + Y - min(h_A2A Y, G0) + max(0, Z - h_DP G0) + (1 - h_PP) t_P2P
@@ -12,9 +12,9 @@ slower of the two sets the pace, and the expert all-to-all is a point where both
           + t_DP - min(h_DP t_DP, tau) + t_opt + t_step
 
 ``8`` is the number of devices in a node; ``t_head`` is on the last stage only; ``Z`` is what ZeRO
-stages 2 and 3 exchange in every microbatch; the shares ``h`` are properties of the stack. With
-``k = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of the B200 layout
-sweeps.
+stages 2 and 3 exchange in every microbatch; ``e_TP`` and the shares ``h`` are properties of the
+stack. With ``k = e_TP = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of
+the B200 layout sweeps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfmodel._jit import formula
-from perfmodel.collectives import point_to_point_time, ring_time
+from perfmodel.collectives import (
+    all_reduce_time,
+    chain_time,
+    point_to_point_time,
+    ring_time,
+)
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES
@@ -142,7 +147,7 @@ def layer_times(
         experts=k * t.experts,
         activation=k * t.activation,
         dense_ffn=k * t.dense_ffn,
-        tensor_parallel=(1.0 - stack.tp_hidden) * t.tensor_parallel,
+        tensor_parallel=stack.tp_exposed * t.tensor_parallel,
         context_parallel=t.context_parallel,
         gradient=k * t.gradient,
     )
@@ -237,18 +242,18 @@ def sharding_time(
     """
     if p.zero < 2.0 or c.layers + c.prediction <= 0.0:
         return 0.0
-    node = hw.fabric.devices_per_node
+    fabric = hw.fabric
     layers = c.layers + c.prediction
     dense = dense_parameters(a, p, c) / layers
     expert = expert_parameters(a, p, c) / layers
     ranks = p.dp * p.cp / p.instances
     edp = p.tp * p.dp * p.cp / (p.etp * p.ep * p.instances)
-    rs, ag = hw.fabric.reduce_scatter, hw.fabric.all_gather
-    time = ring_time(rs, node, ranks, p.tp, stack.gradient_bytes * dense)
-    time += ring_time(rs, node, edp, p.etp * p.ep, stack.gradient_bytes * expert)
+    rs, ag = fabric.reduce_scatter, fabric.all_gather
+    time = ring_time(rs, fabric, ranks, p.tp, stack.gradient_bytes * dense)
+    time += ring_time(rs, fabric, edp, p.etp * p.ep, stack.gradient_bytes * expert)
     if p.zero > 2.0:
-        time += 2.0 * ring_time(ag, node, ranks, p.tp, BF16_BYTES * dense)
-        time += 2.0 * ring_time(ag, node, edp, p.etp * p.ep, BF16_BYTES * expert)
+        time += 2.0 * ring_time(ag, fabric, ranks, p.tp, BF16_BYTES * dense)
+        time += 2.0 * ring_time(ag, fabric, edp, p.etp * p.ep, BF16_BYTES * expert)
     return layers * time
 
 
@@ -257,20 +262,18 @@ def group_exchange_time(
     hw: Hardware, stack: Stack, p: PlanDims, size: float, stride: float, parameters: float
 ) -> float:
     """Exchange of gradients and weights once a step in one group of replicas [s]."""
-    node = hw.fabric.devices_per_node
+    fabric = hw.fabric
     wire = stack.gradient_bytes * parameters
     if p.zero < 1.0:
-        return ring_time(hw.fabric.all_reduce, node, size, stride, wire)
+        return all_reduce_time(fabric, size, stride, wire)
     shards = size / p.instances
     time = 0.0
     if p.zero < 2.0:
-        time += ring_time(hw.fabric.reduce_scatter, node, shards, stride, wire)
+        time += ring_time(fabric.reduce_scatter, fabric, shards, stride, wire)
     if p.zero < 3.0:
-        time += ring_time(hw.fabric.all_gather, node, shards, stride, BF16_BYTES * parameters)
+        time += ring_time(fabric.all_gather, fabric, shards, stride, BF16_BYTES * parameters)
     if p.instances > 1.0:
-        time += ring_time(
-            hw.fabric.all_reduce, node, p.instances, stride * shards, wire / max(1.0, shards)
-        )
+        time += all_reduce_time(fabric, p.instances, stride * shards, wire / max(1.0, shards))
     return time
 
 
@@ -372,11 +375,17 @@ def optimizer_time(
 
 
 @formula
+def border_bytes(a: ArchitectureDims, p: PlanDims, seq_len: float) -> float:
+    """Bytes that a rank hands to the next stage for one microbatch [B]."""
+    tokens = p.micro_batch * seq_len / p.cp
+    return BF16_BYTES * tokens / p.tp * a.d_model
+
+
+@formula
 def border_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
     """One hand-off of a microbatch's activations, each TP rank its part, to the next stage [s]."""
-    tokens = p.micro_batch * seq_len / p.cp
     distance = p.tp * p.cp * p.dp
-    return point_to_point_time(hw.fabric, distance, BF16_BYTES * tokens / p.tp * a.d_model)
+    return point_to_point_time(hw.fabric, distance, border_bytes(a, p, seq_len), p.pp * distance)
 
 
 @formula
@@ -578,7 +587,8 @@ def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float
     """
     if p.pp <= 1.0:
         return 0.0
-    return 2.0 * (p.pp * p.vpp - 1.0) * border_time(a, hw, p, seq_len)
+    volume = border_bytes(a, p, seq_len)
+    return 2.0 * chain_time(hw.fabric, p.tp * p.cp * p.dp, p.pp, p.vpp, volume)
 
 
 @formula

@@ -225,9 +225,9 @@ def dispatch_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, local_tokens: 
     behind the all-to-all.
     """
     volume = p.load * local_tokens * a.top_k * BF16_BYTES * a.d_model
-    node = hw.fabric.devices_per_node
-    return all_to_all_time(hw.fabric, p.ep, p.etp, volume) + ring_time(
-        hw.fabric.all_gather, node, p.etp, 1.0, p.etp * volume
+    fabric = hw.fabric
+    return all_to_all_time(fabric, p.ep, p.etp, volume) + ring_time(
+        fabric.all_gather, fabric, p.etp, 1.0, p.etp * volume
     )
 
 
@@ -238,9 +238,9 @@ def dispatch_once_time(
     """:func:`dispatch_time` where each token goes once to each node that has experts of it [s]."""
     token_bytes = p.load * local_tokens * BF16_BYTES * a.d_model
     gathered = p.etp * a.top_k * token_bytes
-    node = hw.fabric.devices_per_node
-    return all_to_all_once_time(hw.fabric, p.ep, p.etp, token_bytes, a.top_k) + ring_time(
-        hw.fabric.all_gather, node, p.etp, 1.0, gathered
+    fabric = hw.fabric
+    return all_to_all_once_time(fabric, p.ep, p.etp, token_bytes, a.top_k) + ring_time(
+        fabric.all_gather, fabric, p.etp, 1.0, gathered
     )
 
 

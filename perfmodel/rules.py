@@ -61,8 +61,15 @@ __all__ = [
 ]
 
 PLAN_VARIABLES = ("tp", "etp", "ep", "pp", "vpp", "cp", "dp", "micro_batch")
-OPTION_VARIABLES = ("zero", "optimizer_instances", "sequence_parallel", "heads_over_cp")
-"""What all plans of a space have in common; the last two are 1 for yes and 0 for no."""
+OPTION_VARIABLES = (
+    "zero",
+    "optimizer_instances",
+    "sequence_parallel",
+    "heads_over_cp",
+    "mla_up_proj",
+)
+"""What all plans of a space have in common; the last three are 1 for yes and 0 for no, and
+`mla_up_proj` says whether that module is computed again."""
 ARCHITECTURE_VARIABLES = (
     "n_layers",
     "n_heads",
@@ -73,9 +80,10 @@ ARCHITECTURE_VARIABLES = (
     "d_shared",
     "first_k_dense",
     "mtp_layers",
+    "latent",
 )
 _AT_LEAST_ONE = ("n_layers", "n_heads", "n_kv_heads")
-_MAY_BE_ABSENT = ("mtp_layers",)
+_MAY_BE_ABSENT = ("mtp_layers", "latent")
 DERIVED: Mapping[str, Quotient] = MappingProxyType(
     {
         "edp": Quotient(("tp", "cp", "dp"), ("etp", "ep")),
@@ -269,6 +277,14 @@ RULES: tuple[Rule, ...] = (
         "zero",
         "arXiv 1910.02054; DeepSpeed's PipelineEngine refuses ZeRO-2 and ZeRO-3",
     ),
+    Rule(
+        "latent_recompute",
+        Implies(AtLeast(("mla_up_proj",), (1,)), AtLeast(("latent",), (1,))),
+        "without latent attention there is no projection to compute again",
+        "mla_up_proj",
+        "megatron/core/transformer/transformer_config.py (recompute_modules)",
+        "leave mla_up_proj out of recompute_modules",
+    ),
 )
 """Every rule of a plan. The two on the sequence together say ``cp*lcm(2, tp)`` divides it."""
 
@@ -298,6 +314,7 @@ def option_values(options: Plan | PlanSpace) -> dict[str, int]:
         "optimizer_instances": options.optimizer_instances,
         "sequence_parallel": int(options.sequence_parallel),
         "heads_over_cp": int(options.cp_comm == "a2a"),
+        "mla_up_proj": int("mla_up_proj" in getattr(options, "recompute_modules", ())),
     }
 
 

@@ -20,7 +20,7 @@ class Stack(NamedTuple):
     device_scale: float  # k: time of device kernels over that of the pack's surfaces [-]
     attention_scale: float  # time of fused attention over that of the surface, beside k [-]
     step_host_s: float  # once a step: optimizer launches, data loader, logging [s]
-    tp_hidden: float  # share of TP's collectives behind compute [-]
+    tp_exposed: float  # TP's collectives that compute does not hide, over the pack's time [-]
     dp_hidden: float  # share of gradient and weight exchange behind compute [-]
     pp_hidden: float  # share of a microbatch's hand-offs behind compute [-]
     a2a_hidden: float  # share of the expert all-to-all behind compute [-]

@@ -247,8 +247,10 @@ class StepModel:
             host.append(self.profile.source("forward_share"))
         if self.architecture.n_dense_layers:
             host.append(self.profile.source("dense_layer_share"))
-        ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather")])
-        exchange = pack.source("all_to_all")
+        devices = self.cluster.n_devices
+        levels = [level.source for level in self.cluster.levels if level.devices < devices]
+        ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather"), *levels])
+        exchange = weakest([pack.source("all_to_all"), *levels])
         elementwise = pack.source("elementwise")
         parts = {
             "compute_attention_linear": pack.source("gemm", precision),

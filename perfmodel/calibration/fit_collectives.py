@@ -16,7 +16,7 @@ from perfmodel.collectives import (
     Fabric,
     RingSurface,
     all_to_all_time,
-    ring_time,
+    ring_over_nodes_time,
 )
 
 ALL_TO_ALL = "all_to_all.csv"
@@ -180,7 +180,9 @@ class RingFit:
             s = RingSurface(**{**known, **p})
             nodes = float(self.devices_per_node)
             return evaluate(
-                lambda size, volume: ring_time(s, nodes, size, stride, volume), sizes, volumes
+                lambda size, volume: ring_over_nodes_time(s, nodes, size, stride, volume),
+                sizes,
+                volumes,
             )
 
         held_out = isin(volumes, *SIZES_HELD_OUT)

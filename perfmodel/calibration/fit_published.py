@@ -15,13 +15,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibration.fit_stack import ratio_interval
+from perfmodel.calibration.memory_profiles import load_memory_profile
 from perfmodel.calibration.published_stacks import (
     MEANING,
     SPECS,
@@ -94,9 +95,15 @@ class TimedRun:
         return self.model.synchronisation_under(self._base)
 
 
+@cache
+def _memory_constants(name: str) -> dict[str, float]:
+    return {key: float(c.value) for key, c in load_memory_profile(name).constants.items()}
+
+
 def stack_of(spec: StackSpec, values: dict[str, float], switches: Sequence[str]) -> Stack:
     """Return the constants of a run under a spec, its fitted values and a run's switches."""
     constants = {name: value for name, (value, _) in spec.assumptions().items()}
+    constants |= _memory_constants(spec.memory)
     constants |= {name: values[name] for name in spec.fitted}
     for name in switches:
         switch = spec.switches[name]
@@ -164,8 +171,14 @@ def fit_values(
         return signed
 
     x0 = np.where(logged, np.log(np.maximum(first, 1e-6)), np.clip(first, 0.01, 0.99))
-    fit = least_squares(residuals, x0, bounds=(low, high), diff_step=1e-4, xtol=1e-7, ftol=1e-8)
-    return values_of(fit.x)
+    best = None
+    for slower in (1.0,) if start else (1.0, 10.0):
+        x = x0 + np.where([name == "host_layer_s" for name in names], np.log(slower), 0.0)
+        fit = least_squares(residuals, x, bounds=(low, high), diff_step=1e-3, xtol=1e-6, ftol=1e-7)
+        if best is None or fit.cost < best.cost:
+            best = fit
+    assert best is not None
+    return values_of(best.x)
 
 
 def layout_weights(runs: Sequence[TimedRun]) -> Vector:
@@ -297,7 +310,7 @@ def fit_published(
             f"bootstrap resamples of layouts, seed {seed}; {len(others)} other runs score it"
         ),
         constants={key: constant(key) for key in spec.fitted},
-        assumptions=assumed(spec.assumptions()),
+        assumptions=assumed(spec.assumptions()) | load_memory_profile(spec.memory).constants,
         ranges={
             key: (min(row[key] for row in observed), max(row[key] for row in observed))
             for key in observed[0]

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.stack import Stack
 from perfmodel.validation.published import PublishedRun
 
 MEANING = {
@@ -20,7 +19,7 @@ MEANING = {
     "device_scale": ("-", "k: time of device kernels over that of the pack's surfaces"),
     "attention_scale": ("-", "time of fused attention over that of the pack's surface, beside k"),
     "step_host_s": ("s", "host time once a step: optimizer launches, data loader, logging"),
-    "tp_hidden": ("-", "share of TP's collectives behind compute"),
+    "tp_exposed": ("-", "TP's collectives that compute does not hide, over the pack's time"),
     "dp_hidden": ("-", "share of gradient and weight exchange behind compute"),
     "a2a_hidden": ("-", "share of the expert all-to-all behind compute"),
     "score_bytes": ("B", "moved for each attention score, forward; attention is not fused"),
@@ -34,7 +33,7 @@ START = {
     "device_scale": 1.1,
     "attention_scale": 1.2,
     "step_host_s": 0.05,
-    "tp_hidden": 0.3,
+    "tp_exposed": 0.7,
     "dp_hidden": 0.3,
     "a2a_hidden": 0.5,
     "score_bytes": 12.0,
@@ -53,7 +52,7 @@ ASSUMED: Mapping[str, tuple[float, str]] = {
     "device_scale": (1.0, "kernels run as the pack's surfaces say"),
     "attention_scale": (1.0, "attention runs as the pack's surface says"),
     "step_host_s": (0.0, "not told apart from the other times"),
-    "tp_hidden": (0.0, "TP's collectives are exposed"),
+    "tp_exposed": (1.0, "TP's collectives are exposed, and as fast as the pack says"),
     "dp_hidden": (0.0, "the exchange of gradients and weights is exposed"),
     "pp_hidden": (1.0, "hand-offs are exposed while the pipeline fills and drains only"),
     "a2a_hidden": (0.0, "the expert all-to-all is exposed"),
@@ -73,18 +72,6 @@ ASSUMED: Mapping[str, tuple[float, str]] = {
     ),
     "gradient_bytes": (4.0, "gradients are reduced in fp32"),
     "optimizer_matmul_eff": (0.5, "of dense peak, in Newton-Schulz iterations"),
-    "framework_bytes": (2e9, "context, communicators and library workspaces of one process"),
-    "reserve_share": (0.0, "no reserve of the allocator"),
-    "gradient_memory_bytes": (4.0, "main gradients are fp32"),
-    "logit_bytes": (
-        10.0,
-        "bf16 output of the head, its fp32 copy for cross-entropy, the fp32 gradient",
-    ),
-    "hidden_copies": (0.0, "no peak of memory is fitted: what is counted is kept, and no more"),
-    "unit_copies": (0.0, "see hidden_copies"),
-    "gathered_inputs": (0.0, "inputs are gathered again in the backward pass"),
-    "working_widths": (0.0, "see framework_bytes"),
-    "wgrad_bytes": (0.0, "products add gradients of weights into the main gradients"),
 }
 """Constants of a stack that neither fits nor states them otherwise, each with its note."""
 
@@ -109,6 +96,7 @@ class StackSpec:
     fitted: tuple[str, ...]
     assumed: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     switches: Mapping[str, Switch] = field(default_factory=dict)
+    memory: str = "megatron-te"  # memory profile that goes with it
     published: bool = True  # rows that ship with the package; else a table given by path
 
     @property
@@ -120,7 +108,7 @@ class StackSpec:
     def assumptions(self) -> dict[str, tuple[float, str]]:
         """Return every constant that the stack without switches does not fit, with its note."""
         every = {**ASSUMED, **self.assumed}
-        return {name: every[name] for name in Stack._fields if name not in self.fitted}
+        return {name: value for name, value in every.items() if name not in self.fitted}
 
     def switches_of(self, run: PublishedRun) -> tuple[str, ...]:
         """Return the switches that a run has on."""
@@ -144,14 +132,47 @@ def _from(*prefixes: str) -> Callable[[PublishedRun], bool]:
     return lambda run: run.source.startswith(prefixes)
 
 
-def _bridge(run: PublishedRun) -> bool:
-    latest = run.source.startswith("Megatron-Bridge perf summary 26.08")
-    names = ("Megatron-Bridge", "Megatron-LM dev")
-    return run.source.startswith(names) and not latest and run.phase == "pretrain"
-
-
 BF16_GRADIENTS = (2.0, "gradients are reduced in 16 bits")
 HIDDEN_EXCHANGE = (0.9, "overlap of gradient and weight exchange is on")
+
+ONCE = (1.0, "DeepEP or HybridEP: a token goes once to each node that has experts of it")
+SOME_TP_HIDDEN = (0.5, "overlap of TP is on where the recipes have TP")
+WRITTEN_SCORES = (12.0, "as fitted on megatron-core-2021: attention is not fused")
+EVERY_DENSE = (1.0, "every layer is dense")
+
+
+def _graphs(run: PublishedRun) -> bool:
+    scopes = ("attn", "partial", "full_iteration")
+    return any(scope in (run.cuda_graph_scope or "") for scope in scopes)
+
+
+_EAGER = Switch(
+    "No CUDA graphs, or over the router alone.",
+    lambda run: run.recipe is not None and not _graphs(run) and run.container != "26.08",
+    ("host_layer_s",),
+)
+_COPIES = Switch(
+    "An all-to-all of all K copies of a token.",
+    lambda run: (run.dispatcher or "").lower() in ("alltoall", "a2a"),
+    (),
+    {"copies_once": (0.0, "see the description")},
+)
+_OVERLAP = Switch(
+    "The expert all-to-all of one microbatch behind the compute of another.",
+    lambda run: run.a2a_overlap is True,
+    ("a2a_hidden",),
+)
+_SINKS = Switch(
+    "Attention with sinks before its kernels were fused: scores are written.",
+    lambda run: run.architecture.attention_sinks and run.container != "26.08",
+    (),
+    {"score_bytes": (8.0, "product, mask and softmax, product; no dropout; not measured apart")},
+)
+
+
+def _blackwell(run: PublishedRun) -> bool:
+    return run.hardware in ("b200", "gb200", "b300", "gb300")
+
 
 SPECS: tuple[StackSpec, ...] = (
     StackSpec(
@@ -164,36 +185,49 @@ SPECS: tuple[StackSpec, ...] = (
         ),
         ("device_scale", "score_bytes"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "megatron-deepspeed-2022",
         "Megatron-DeepSpeed of 2022 on A100 (BigScience): ZeRO-1 with a pipeline, attention that "
-        "writes its scores.",
+        "writes its scores; four NVLinks a device.",
         _from("BigScience"),
-        ("device_scale", "host_layer_s", "score_bytes"),
-        {"gradient_bytes": BF16_GRADIENTS, "dense_layer_share": (1.0, "every layer is dense")},
+        ("device_scale", "tp_exposed", "host_layer_s"),
+        {
+            "gradient_bytes": BF16_GRADIENTS,
+            "dense_layer_share": EVERY_DENSE,
+            "score_bytes": WRITTEN_SCORES,
+        },
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "megatron-deepspeed-2023",
         "Megatron-DeepSpeed of 2023 on A100 (vTrain, arXiv 2312.12391), full recompute: attention "
         "that writes its scores.",
         _from("vTrain ground truth (multi"),
-        ("device_scale", "score_bytes", "step_host_s", "host_layer_s"),
-        {"gradient_bytes": BF16_GRADIENTS, "dense_layer_share": (1.0, "every layer is dense")},
+        ("device_scale", "tp_exposed", "host_layer_s", "step_host_s"),
+        {
+            "gradient_bytes": BF16_GRADIENTS,
+            "dense_layer_share": EVERY_DENSE,
+            "score_bytes": WRITTEN_SCORES,
+        },
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "internevo-2023",
         "InternEvo of 2023 on A100: ZeRO-1, fused attention.",
         _from("InternEvo"),
-        ("device_scale", "step_host_s", "dp_hidden"),
+        ("device_scale", "step_host_s", "tp_exposed"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="megatron-deepspeed",
     ),
     StackSpec(
         "llm-foundry-a100",
         "llm-foundry of 2023 on A100: FSDP, Triton attention.",
         lambda run: run.source.startswith("llm-foundry") and run.hardware.startswith("a100"),
-        ("device_scale", "attention_scale", "dp_hidden", "step_host_s"),
+        ("device_scale", "attention_scale", "dp_hidden"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="torchtitan",
     ),
     StackSpec(
         "llm-foundry-h100",
@@ -201,90 +235,98 @@ SPECS: tuple[StackSpec, ...] = (
         lambda run: run.source.startswith("llm-foundry") and run.hardware == "h100",
         ("device_scale", "attention_scale", "dp_hidden", "step_host_s"),
         {"gradient_bytes": BF16_GRADIENTS},
+        memory="torchtitan",
     ),
     StackSpec(
         "torchtitan",
         "TorchTitan and NeMo Automodel of 2024 to 2026 on H100 and H200: FSDP.",
         _from("TorchTitan", "NeMo Automodel"),
-        ("device_scale", "attention_scale", "tp_hidden", "host_layer_s"),
-        {
-            "dp_hidden": HIDDEN_EXCHANGE,
-            "gradient_bytes": BF16_GRADIENTS,
-            "copies_once": (1.0, "DeepEP for sparse models"),
-        },
+        ("device_scale", "attention_scale", "tp_exposed", "host_layer_s"),
+        {"dp_hidden": HIDDEN_EXCHANGE, "gradient_bytes": BF16_GRADIENTS, "copies_once": ONCE},
+        memory="torchtitan",
     ),
     StackSpec(
         "megatron-core-2024",
         "Megatron-Core of 2024 and 2025 on H100 (NeMo 2.0 to 2.1, Parallel Folding, the MoE model "
-        "zoo, Llama 3): fused attention, overlapped gradient exchange, all-to-all dispatcher.",
-        _from("NeMo docs", "MoE Parallel", "Llama 3", "Megatron-MoE-ModelZoo"),
-        ("device_scale", "attention_scale", "tp_hidden", "host_layer_s"),
+        "zoo, Llama 3): fused attention, overlapped gradient exchange.",
+        lambda run: (
+            run.hardware == "h100"
+            and run.source.startswith(
+                ("NeMo docs", "MoE Parallel", "Llama 3", "Megatron-MoE-ModelZoo", "Megatron-LM dev")
+            )
+        ),
+        ("device_scale", "attention_scale", "tp_exposed", "host_layer_s"),
         {"dp_hidden": HIDDEN_EXCHANGE},
         {
             "once": Switch(
                 "DeepEP or HybridEP: a token goes once to each node that has experts of it.",
                 lambda run: (run.dispatcher or "").lower() in ("deepep", "hybridep"),
                 (),
-                {"copies_once": (1.0, "see the description")},
+                {"copies_once": ONCE},
             )
         },
     ),
     StackSpec(
-        "megatron-bridge",
-        "Megatron-Bridge and Megatron-Core of 2025 and 2026 (containers 25.09 to 26.04.01) on H100 "
-        "to GB300: DeepEP and HybridEP, overlapped gradient exchange.",
-        _bridge,
-        ("device_scale", "attention_scale", "host_layer_s"),
-        {
-            "dp_hidden": HIDDEN_EXCHANGE,
-            "copies_once": (1.0, "DeepEP or HybridEP: a token goes once to each node"),
-            "tp_hidden": (0.5, "overlap of TP is on where the recipes have TP"),
-        },
-        {
-            "graphs": Switch(
-                "CUDA graphs over attention or more of a layer, or over the whole iteration.",
-                lambda run: any(
-                    scope in (run.cuda_graph_scope or "")
-                    for scope in ("attn", "partial", "full_iteration")
-                ),
-                ("host_layer_s",),
-            ),
-            "overlap": Switch(
-                "The expert all-to-all of one microbatch behind the compute of another.",
-                lambda run: run.a2a_overlap is True,
-                ("a2a_hidden",),
-            ),
-        },
+        "megatron-bridge-h100",
+        "Megatron-Bridge of 2025 and 2026 (containers 25.09 to 26.04.01) on H100: DeepEP and "
+        "HybridEP, overlapped gradient exchange.",
+        lambda run: run.hardware == "h100" and run.source.startswith("Megatron-Bridge"),
+        ("device_scale", "host_layer_s", "step_host_s"),
+        {"dp_hidden": HIDDEN_EXCHANGE, "copies_once": ONCE, "tp_exposed": SOME_TP_HIDDEN},
+        {"overlap": _OVERLAP, "sinks": _SINKS, "copies": _COPIES},
+        memory="megatron-bridge",
     ),
     StackSpec(
-        "megatron-bridge-26.08",
-        "Megatron-Bridge of container 26.08 on GB200 and GB300: HybridEP, whole-iteration CUDA "
-        "graphs.",
-        _from("Megatron-Bridge perf summary 26.08"),
+        "megatron-bridge",
+        "Megatron-Bridge and Megatron-Core of 2025 and 2026 (containers 25.09 to 26.08) on "
+        "Blackwell: DeepEP and HybridEP, overlapped gradient exchange, CUDA graphs.",
+        lambda run: (
+            _blackwell(run)
+            and run.source.startswith(
+                ("Megatron-Bridge", "Megatron-LM dev", "Megatron-MoE-ModelZoo")
+            )
+        ),
         ("device_scale",),
         {
             "dp_hidden": HIDDEN_EXCHANGE,
-            "copies_once": (1.0, "HybridEP: a token goes once to each node"),
-            "tp_hidden": (0.5, "overlap of TP is on where the recipes have TP"),
-            "a2a_hidden": (0.5, "overlap is on in some of the recipes"),
+            "copies_once": ONCE,
+            "tp_exposed": SOME_TP_HIDDEN,
+            "host_layer_s": (0.0, "captured in CUDA graphs"),
         },
+        {
+            "eager": _EAGER,
+            "overlap": _OVERLAP,
+            "ultra": Switch(
+                "Blackwell Ultra (B300, GB300), whose pack has the efficiencies of B200.",
+                lambda run: run.hardware in ("b300", "gb300"),
+                ("device_scale",),
+            ),
+            "26.08": Switch(
+                "Container 26.08, and CUDA graphs over the whole iteration before it.",
+                lambda run: run.container == "26.08" or run.cuda_graph_scope == "full_iteration",
+                ("device_scale",),
+            ),
+            "sinks": _SINKS,
+        },
+        memory="megatron-bridge",
     ),
     StackSpec(
         "simumax-b200",
         "Megatron-Core of 2026 on one B200 node (SimuMax v1.2 validation): models with few layers.",
         _from("SimuMax"),
-        ("device_scale", "attention_scale", "step_host_s", "tp_hidden"),
+        ("device_scale", "attention_scale", "step_host_s", "tp_exposed"),
     ),
     StackSpec(
         "nanotron",
         "nanotron of 2025 on H100 (the sweep of the Ultrascale playbook), dense.",
         _from("HF nanotron"),
-        ("device_scale", "host_layer_s", "step_host_s", "tp_hidden", "dp_hidden"),
+        ("device_scale", "host_layer_s", "step_host_s", "tp_exposed", "dp_hidden"),
         {
-            "dense_layer_share": (1.0, "every layer is dense"),
+            "dense_layer_share": EVERY_DENSE,
             "pp_hidden": (0.0, "hand-offs are exposed"),
         },
         published=False,
+        memory="nanotron",
     ),
 )
 """Every stack that is fitted to published runs."""

@@ -121,6 +121,8 @@ class StackProfile(FrozenRecord):
         PackError
             The profile has no such variant.
         """
+        if not names:
+            return self
         if unknown := sorted(set(names) - set(self.variants)):
             known = ", ".join(sorted(self.variants)) or "none"
             raise PackError(

@@ -195,7 +195,9 @@ def _timing(row: _Row, d: Degrees, a: Architecture, hardware: str, counted: Coun
             peak_flops=peak,
         )
     )
-    unsaid = row.source.startswith(("MoE Parallel Folding", "Llama 3 Herd"))
+    unsaid = row.source.startswith(
+        ("MoE Parallel Folding", "Llama 3 Herd", "NeMo docs long-sequence")
+    )
     if unsaid and timing.metric in ("MFU", "tflops_per_gpu"):
         causal = a.flops_per_token(MfuConvention.MEGATRON, d.seq_len)
         share = a.flops_per_token(MfuConvention.MEGATRON, 2 * d.seq_len) / causal - 1.0

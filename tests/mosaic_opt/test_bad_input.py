@@ -95,6 +95,22 @@ FULL = tiny(
     plans={"tp": [1, 2], "max_cp": 2, "micro_batch": [1, 2], "recompute": ["none", "full"]},
     candidates=tiny_ladder(vocab_size=50257, min_sparsity=0.1, max_sparsity=0.9),
 )
+FACTS = {
+    "mtbf_device_hours": 1e4,
+    "mtbf_node_hours": 1e5,
+    "checkpoint_s": 10.0,
+    "restart_s": 600.0,
+    "interval_s": 1000.0,
+    "source": "MEASURED",
+    "origin": "by hand",
+}
+SITE = {
+    "name": "site",
+    "devices": 8,
+    "bandwidth_bytes_per_s": 1e9,
+    "latency_s": 1e-3,
+    "source": "DATASHEET",
+}
 LAW = {
     "kind": "chinchilla",
     "a": 400.0,
@@ -123,6 +139,7 @@ BASES = [
     FULL,
     FULL | {"law": LAW},
     FULL | {"candidates": {"kind": "explicit", "models": [MODEL]}},
+    FULL | {"goodput": FACTS, "cluster": {"hardware": "p6-b200", "nodes": 2, "levels": [SITE]}},
     FULL | {"tokens": {"kind": "grid", "tokens_per_parameter": [1.0, 20.0]}},
 ]
 

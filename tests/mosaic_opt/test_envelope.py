@@ -24,6 +24,7 @@ from mosaic_opt.envelope import (
 )
 from mosaic_opt.errors import EnvelopeError
 from perfmodel.cluster import Cluster
+from perfmodel.goodput import Goodput, expected_goodput
 
 from .strategies import TINY, small_envelopes, tiny, tiny_envelope, tiny_ladder
 
@@ -92,6 +93,31 @@ def test_derived_quantities() -> None:
     assert envelope.peak_compute_flop == pytest.approx(2.25e15 * 8 * 2 * 86400)
 
 
+FACTS = {"mtbf_device_hours": 1e4, "checkpoint_s": 30.0, "restart_s": 600.0, "source": "MEASURED"}
+
+
+def test_goodput_from_failures_of_the_cluster() -> None:
+    envelope = tiny_envelope(goodput=FACTS)
+    (first, *_) = envelope.candidates.architectures()
+    found = envelope.goodput_of(first)
+    assert found.source == "MEASURED"
+    assert found.mtbf_s == 1e4 * 3600 / envelope.cluster.n_devices
+    assert found.value == expected_goodput(found.interval_s, 30.0, 600.0, found.mtbf_s)
+    assert parse_envelope(json.loads(envelope.model_dump_json())) == envelope
+    assert tiny_envelope().goodput_of(first) == Goodput(value=1.0, source="ASSUMED")
+
+
+def test_goodput_of_a_candidate_by_the_size_of_its_checkpoint() -> None:
+    by_size = {k: v for k, v in FACTS.items() if k != "checkpoint_s"}
+    envelope = tiny_envelope(goodput=by_size | {"storage_bytes_per_s": 1e9})
+    models = envelope.candidates.architectures()
+    for model in models:
+        stored = model.n_total("with_embedding") + model.mtp_parameters
+        assert envelope.goodput_of(model).checkpoint_s == 14 * stored / 1e9
+    small, large = (f(models, key=lambda m: m.n_total()) for f in (min, max))
+    assert envelope.goodput_of(small).value > envelope.goodput_of(large).value
+
+
 def test_memory_of_the_cluster_replaces_the_pack() -> None:
     cluster = {"hardware": "p6-b200", "nodes": 1, "memory_bytes": 8e10}
     assert tiny_envelope(cluster=cluster, memory_fraction=1.0).memory_cap_bytes == 8e10
@@ -116,6 +142,14 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"window_days": []}, r"window_days=list"),
     ({"goodput": 0.0}, r"goodput=0.0"),
     ({"goodput": 1.01}, r"goodput=1.01"),
+    ({"goodput": None}, r"goodput=NoneType: .*valid number"),
+    ({"goodput": {"restart_s": 60}}, r"goodput: checkpoint_s or storage_bytes_per_s must be given"),
+    ({"goodput": {"restart_s": 60, "checkpoint_s": 5}}, r"mtbf_device_hours or .* is missing"),
+    ({"goodput": {"checkpont_s": 5}}, r"checkpont_s is not a field; did you mean checkpoint_s"),
+    (
+        {"goodput": {"restart_s": 60, "checkpoint_s": 5, "mtbf_device_hours": 1e-5}},
+        r"goodput: with 0.0045 s between failures, .* next to none of the window trains",
+    ),
     ({"memory_fraction": 0}, r"memory_fraction=0"),
     ({"memory_fraction": 92}, r"memory_fraction=92"),
     ({"mfu_error": 1.0}, r"mfu_error=1.0"),

@@ -179,7 +179,7 @@ def test_brute_force_meets_every_kind_of_answer() -> None:
     """The law above is about something: the strategy reaches all four ends of a candidate."""
     seen: set[str] = set()
 
-    @settings(max_examples=60, database=None)
+    @settings(max_examples=150, database=None)
     @given(small_envelopes())
     def look(spec: dict[str, Any]) -> None:
         solution = solve(parse_envelope(spec), backend=Enumerate(workers=1))
@@ -331,6 +331,20 @@ def test_goodput_scales_tokens() -> None:
     full, half = solved_tiny(), solve(tiny_envelope(goodput=0.5))
     tokens = {c.name: c.tokens for c in full.candidates}
     assert all(c.tokens == pytest.approx(0.5 * tokens[c.name]) for c in half.candidates)
+
+
+def test_goodput_from_failures_scales_tokens_and_is_certified() -> None:
+    facts = {"mtbf_device_hours": 500.0, "storage_bytes_per_s": 1e8, "restart_s": 900.0}
+    envelope = tiny_envelope(goodput=facts)
+    full, found = solved_tiny(), solve(envelope)
+    tokens = {c.name: c.tokens for c in full.candidates}
+    share = {m.name: envelope.goodput_of(m).value for m in envelope.candidates.architectures()}
+    assert len({round(value, 6) for value in share.values()}) > 1
+    for c in found.candidates:
+        assert c.tokens == pytest.approx(share[c.name] * tokens[c.name])
+    assert found.certificate.certified
+    assert found.optimum.goodput == share[found.optimum.architecture["name"]]
+    assert found.optimum.goodput_source == "ASSUMED"
 
 
 def test_mfu_convention_moves_no_decision() -> None:

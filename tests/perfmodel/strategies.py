@@ -417,6 +417,7 @@ def ideal_stack(**changes: float) -> Stack:
         "optimizer_matmul_eff": inf,
         "device_scale": 1.0,
         "attention_scale": 1.0,
+        "tp_exposed": 1.0,
         "pp_hidden": 1.0,
         "launch_share": 1.0,
         "gradient_bytes": 4.0,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from perfmodel.calibration.packs import PackError, load_pack
 from perfmodel.cluster import MAX_NODES, Batch, Cluster, Optimizer
-from perfmodel.collectives import ring_time
+from perfmodel.collectives import ring_over_nodes_time
 from perfmodel.errors import PerfmodelError
 
 from .strategies import PACK
@@ -167,7 +167,8 @@ def test_half_of_a_node_has_half_of_its_nics() -> None:
     per_rank = whole.reduce_scatter.inter_latency_s / 8.0
     assert ring.inter_latency_s / 4.0 == pytest.approx(per_rank)
     slow, fast = (
-        ring_time(f.reduce_scatter, f.devices_per_node, 8.0, 1.0, 1e9) for f in (halves, half)
+        ring_over_nodes_time(f.reduce_scatter, f.devices_per_node, 8.0, 1.0, 1e9)
+        for f in (halves, half)
     )
     assert slow > fast  # across two nodes, and inside one
 

@@ -18,7 +18,7 @@ from perfmodel.calibration.fit import fit_pack, load_datasheet, main
 from perfmodel.calibration.regression import Bound, Regression
 from perfmodel.calibration.tables import TableError, Tables
 from perfmodel.cluster import Cluster
-from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_time
+from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_over_nodes_time
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import (
     attention_time,
@@ -141,24 +141,26 @@ def test_ring_never_gets_faster(
 ) -> None:
     fabric = HARDWARE[pack].fabric
     ring, devices = getattr(fabric, name), fabric.devices_per_node
-    time = ring_time(ring, devices, size, stride, volume)
+    time = ring_over_nodes_time(ring, devices, size, stride, volume)
     slack = 1.0 + 1e-12
-    assert time <= ring_time(ring, devices, size, stride, volume + further) * slack
-    assert time <= ring_time(ring, devices, size + more, stride, volume) * slack
+    assert time <= ring_over_nodes_time(ring, devices, size, stride, volume + further) * slack
+    assert time <= ring_over_nodes_time(ring, devices, size + more, stride, volume) * slack
 
 
 def test_group_of_one_and_nothing_to_send_cost_nothing() -> None:
     for ring in RINGS.values():
-        assert ring_time(ring, 8.0, 1.0, 1.0, 1e9) == 0.0
-        assert ring_time(ring, 8.0, 8.0, 1.0, 0.0) == 0.0
+        assert ring_over_nodes_time(ring, 8.0, 1.0, 1.0, 1e9) == 0.0
+        assert ring_over_nodes_time(ring, 8.0, 8.0, 1.0, 0.0) == 0.0
     assert all_to_all_time(FABRIC, 1.0, 1.0, 1e9) == 0.0
-    assert point_to_point_time(FABRIC, 8.0, 0.0) == 0.0
+    assert point_to_point_time(FABRIC, 8.0, 0.0, 16.0) == 0.0
 
 
 def test_leaving_the_node_costs_more() -> None:
     assert all_to_all_time(FABRIC, 16.0, 1.0, 1e8) > 3.0 * all_to_all_time(FABRIC, 8.0, 1.0, 1e8)
     for ring in RINGS.values():
-        inside, across = (ring_time(ring, 8.0, 4.0, stride, 1e9) for stride in (1.0, 8.0))
+        inside, across = (
+            ring_over_nodes_time(ring, 8.0, 4.0, stride, 1e9) for stride in (1.0, 8.0)
+        )
         assert across > 5.0 * inside
 
 
@@ -336,7 +338,7 @@ def synthetic_tables(folder: Path, hw: Hardware) -> None:
         [
             (
                 *("toy", layout, size, name, volume),
-                ms * ring_time(ring, devices, size, stride, volume),
+                ms * ring_over_nodes_time(ring, devices, size, stride, volume),
             )
             for name in RINGS
             for ring in (getattr(hw.fabric, name),)

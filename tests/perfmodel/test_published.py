@@ -33,7 +33,7 @@ COUNTS = {
     "NeMo Automodel": (4, 7),
     "NeMo docs v2.0.0": (12, 2),
     "NeMo docs v2.1.0": (8, 3),
-    "NeMo docs long-sequence": (8, 15),
+    "NeMo docs long-sequence": (0, 23),
     "NVIDIA NeMo docs": (0, 8),
     "TorchTitan": (26, 0),
     "llm-foundry": (168, 0),

@@ -163,6 +163,12 @@ CASES: dict[str, tuple[dict[str, int], str, int, set[str]]] = {
     "expert_optimizer_instances": (MOE, "ep=4,dp=4,optimizer_instances=2", 4, set()),
     "instances_need_shards": (MOE, "dp=4,zero=0,optimizer_instances=2", 4, set()),
     "sharding_in_pipeline": (MOE, "pp=2,zero=3", 2, set()),
+    "latent_recompute": (
+        MOE,
+        "recompute=selective,recompute_modules=mla_up_proj+mlp",
+        1,
+        set(),
+    ),
 }
 
 
