@@ -376,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--csv", type=Path, help="file to write every run to")
     parser.add_argument("--plot", type=Path, help="page of HTML to write a figure to")
+    parser.add_argument("--page", type=Path, help="page of Markdown whose tables to write anew")
     parser.add_argument("--runs", type=Path, help="score this table instead, as JSON")
     o = parser.parse_args(arguments)
     try:
@@ -390,6 +391,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         o.csv.write_text(scores_csv(scores.rows), "utf-8")
     if o.plot is not None:
         o.plot.write_text(scores_figure(scores.rows), "utf-8")
+    if o.page is not None:
+        from perfmodel.validation.published_page import with_tables
+
+        o.page.write_text(with_tables(o.page.read_text("utf-8"), scores), "utf-8")
     for g in scores.groups:
         sys.stdout.write(
             f"{g.role:5s} {g.by:9s} {g.name:52s} {g.rows:4d} rows  median {100 * g.median:5.1f}% "
