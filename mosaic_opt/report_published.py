@@ -34,7 +34,7 @@ def _groups(title: str, scores: Iterable[GroupScore]) -> RenderableType:
 
 
 def _ranks(ranks: Iterable[RankScore]) -> RenderableType:
-    table = grid("model", "device", "rows", "Spearman")
+    table = grid("model", "device", "layouts", "Spearman")
     for rank in ranks:
         table.add_row(escape(rank.model), rank.hardware, str(rank.rows), f"{rank.spearman:+.2f}")
     return table
@@ -70,9 +70,9 @@ def render_published_scores(scores: PublishedScores) -> RenderableType:
         peers,
         "",
         Text(
-            f"Ranks of throughput inside {len(rho)} groups of one model on one device, of 4 runs "
-            f"or more: Spearman median {median(rho):.2f}, mean {mean(rho):.2f}; at least {STRONG} "
-            f"in {strong}."
+            f"Ranks of throughput inside {len(rho)} groups of one model on one device, of 4 "
+            f"layouts or more: Spearman median {median(rho):.2f}, mean {mean(rho):.2f}; "
+            f"at least {STRONG} in {strong}."
         ),
         _ranks(scores.ranks),
     ]

@@ -82,10 +82,10 @@ def scores_tables(scores: PublishedScores) -> str:
     parts += [
         "## Order inside groups\n",
         "Spearman's rank correlation of throughput inside each group of one model on one device,\n"
-        "of four runs or more, those that fitted included: "
+        "of four layouts or more, those that fitted included; a layout counts once: "
         f"{len(rho)} groups, median {median(rho):.2f}, mean\n{mean(rho):.2f}; "
         f"{sum(r >= 0.8 for r in rho)} of them at least 0.8.\n",
-        _table(("model", "device", "rows", "Spearman"), ranks),
+        _table(("model", "device", "layouts", "Spearman"), ranks),
         "## Peers on the same rows\n",
         _table(("peer", "rows", "theirs", "ours: rows", "mean %", "worst %", "source"), peers),
         "Rows that fitted our constants are among ours, as those that calibrated a peer are among\n"
