@@ -66,7 +66,8 @@ def short_plan(candidate: Candidate) -> str:
 def _short(plan: str) -> str:
     kept = [p for p in plan.split(",") if not (p.endswith("=1") and not p.startswith("mbs"))]
     bare = (part.removeprefix("recompute=").removeprefix("layout=") for part in kept)
-    return " ".join(part.replace("=", "") for part in bare)
+    # options, which are no degrees, stay as they are given
+    return " ".join(part if "_" in part else part.replace("=", "") for part in bare)
 
 
 def render_candidates(candidates: Sequence[Candidate]) -> Table:
