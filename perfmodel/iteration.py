@@ -335,13 +335,23 @@ def update_time(
     p: PlanDims,
     c: StageContent,
 ) -> float:
-    """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s]."""
+    """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s].
+
+    Of the share that is on the host, gradients go there and weights come back over the host's link
+    and the state is updated at the rate of the host's memory, one after the other. Matrix
+    iterations stay on the device.
+    """
     dense = dense_parameters(a, p, c)
     expert = expert_parameters(a, p, c)
     replicas, edp = state_shards(p)
-    traffic = optimizer.traffic_bytes * (dense / replicas + expert / edp)
+    sharded = dense / replicas + expert / edp
+    traffic = (1.0 - p.offload) * optimizer.traffic_bytes * sharded
     traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
+    if p.offload > 0.0:
+        moved = (stack.gradient_memory_bytes + BF16_BYTES) / hw.host.link_bw
+        moved += optimizer.traffic_bytes / hw.host.memory_bw
+        time += p.offload * sharded * moved
     if optimizer.matrix_iterations > 0.0:
         flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas
         if c.prediction > 0.0:
