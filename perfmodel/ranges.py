@@ -137,39 +137,46 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
     return tuple(found.values())
 
 
-def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
-    """Return one sentence for each part of the model that no fitted run had."""
-    a, said = model.architecture, []
+def parts_of(model: StepModel) -> dict[str, str]:
+    """Return the parts of a step that a fitted run may never have had, each with a sentence."""
+    a, parts = model.architecture, {}
     counts = {c.layers for c in model.contents}
     if len(counts) > 1:
-        said.append(
+        parts["uneven stages"] = (
             f"stages of {min(counts):g} to {max(counts):g} layers: every run that the stack was "
             "fitted on has equal stages"
         )
     if a.latent is not None:
-        said.append(
+        parts["latent attention"] = (
             "latent attention is priced by the surfaces of its products; no run that the stack "
             "was fitted on has it"
         )
     if a.moe_every > 1:
-        said.append(
+        parts["dense layers between"] = (
             f"experts on every layer in {a.moe_every}: no run that the stack was fitted on has "
             "dense layers between sparse ones"
         )
-    if a.window is not None:
-        said.append(
-            f"a window of {a.window.width} tokens on {a.window_layers} of {a.n_layers} layers is "
-            "priced as its share of full attention, spread evenly over the layers"
-        )
     if a.mtp_layers:
-        said.append(
+        parts["prediction layers"] = (
             f"mtp_layers={a.mtp_layers}: prediction layers have logits where the loss is and a "
             "copy of the embedding where they are; no run that the stack was fitted on has them"
         )
     if model.batch.precision is not Precision.BF16:
-        said.append(
+        parts[f"precision {model.batch.precision}"] = (
             f"precision={model.batch.precision}: no run that the stack was fitted on had it; the "
             "host's time to launch the quantising is that of none"
+        )
+    return parts
+
+
+def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
+    """Return one sentence for each part of the model that no fitted run had, or none has priced."""
+    a, covered = model.architecture, model.profile.covers
+    said = [text for name, text in parts_of(model).items() if name not in covered]
+    if a.window is not None:
+        said.append(
+            f"a window of {a.window.width} tokens on {a.window_layers} of {a.n_layers} layers is "
+            "priced as its share of full attention, spread evenly over the layers"
         )
     if a.extra is not None:
         said.append(
