@@ -299,9 +299,17 @@ def validate(
     memory: Annotated[
         bool, typer.Option("--memory", help="Score peaks of memory, not step times.")
     ] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Score published runs alone.")
+    ] = False,
     json_to: Json = None,
 ) -> None:
-    """Score the performance model on measured runs: in sample, and left out."""
+    """Score the performance model on measured runs: fitted, left out, and in no fit.
+
+    Without options: the layout sweeps of the stack, then every published run under its own stack.
+    """
+    from rich.console import Group
+
     from mosaic_opt.report import render_scoreboard
     from perfmodel.validation.runs import layout_sweeps
     from perfmodel.validation.scoreboard import validate as score
@@ -315,10 +323,28 @@ def validate(
         page = functools.partial(render_memory_scores, scores)
         _emit(page, lambda: scores.model_dump_json(indent=2), json_to)
         return
+    if published:
+        from mosaic_opt.report_published import render_published_scores
+        from perfmodel.validation.published_scores import published_scores
+
+        with _Bar() as bar:
+            found = published_scores(bar.count)
+        both = functools.partial(render_published_scores, found)
+        _emit(both, lambda: found.model_dump_json(indent=2), json_to)
+        return
     measured = layout_sweeps(runs, hardware) if runs is not None else None
     with _Bar() as bar:
         board = score(stack, measured, progress=bar.count)
-    _emit(lambda: render_scoreboard(board), lambda: board.model_dump_json(indent=2), json_to)
+
+    def page_of_both() -> RenderableType:
+        if runs is not None or stack != "megatron-eager":
+            return render_scoreboard(board)
+        from mosaic_opt.report_published import render_published_scores
+        from perfmodel.validation.published_scores import published_scores
+
+        return Group(render_scoreboard(board), "", render_published_scores(published_scores()))
+
+    _emit(page_of_both, lambda: board.model_dump_json(indent=2), json_to)
 
 
 @app.command()

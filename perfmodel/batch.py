@@ -1,8 +1,8 @@
 """The same formulas over many plans of one architecture, compiled.
 
 The kernel walks the rows of a plan table in order and evaluates the layer costs and a layer's
-bytes only where the degrees that they depend on change, and likewise what no recompute mode
-touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
+bytes and parameters only where the degrees that they depend on change, and likewise what no
+recompute mode touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
 :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
 """
 
@@ -22,7 +22,7 @@ from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import mode_totals, pipeline_time, step_total, synchronisation_time
 from perfmodel.layer import layer_cost
-from perfmodel.memory import OptimizerDims, peak_of
+from perfmodel.memory import OptimizerDims, peak_of, rank_parameters
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, plan_dims
 from perfmodel.routing import Routing
@@ -71,6 +71,7 @@ def _kernel() -> Kernel:
             layer_bytes(a, p, stack, seq_len, 2.0),
             layer_bytes(a, p, stack, seq_len, 3.0),
         )
+        rank = rank_parameters(a, p)
         sync = synchronisation_time(a, hw, stack, optimizer, p, seq_len)
         for i in range(rows.shape[0]):
             row = plans[rows[i]]
@@ -113,6 +114,7 @@ def _kernel() -> Kernel:
                     layer_bytes(a, q, stack, seq_len, 2.0),
                     layer_bytes(a, q, stack, seq_len, 3.0),
                 )
+                rank = rank_parameters(a, q)
             if not (layers_alike and q.pp == p.pp and q.vpp == p.vpp and q.dp == p.dp):
                 sync = synchronisation_time(a, hw, stack, optimizer, q, seq_len)
             p = q
@@ -121,7 +123,7 @@ def _kernel() -> Kernel:
             pipeline = pipeline_time(a, hw, stack, p, mode, seq_len, n_microbatches)
             step_s[i] = step_total(stack, pipeline, sync, n_microbatches)
             layer = held[int(p.recompute)]
-            memory_bytes[i] = peak_of(a, p, optimizer, stack, n_microbatches, layer)
+            memory_bytes[i] = peak_of(a, p, optimizer, stack, n_microbatches, layer, rank)
 
     return compile_kernel(price_rows)
 

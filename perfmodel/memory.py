@@ -67,43 +67,73 @@ def stage_total(m: StageBytes) -> float:
     return stage_allocated(m) + m.reserve + m.buffers
 
 
+class RankParameters(NamedTuple):
+    """Parameters of the parts of a model on one rank [-]; they depend on (tp, etp, ep)."""
+
+    layer: float  # attention and norms of one layer
+    extra: float  # of one decoder layer, beside the modelled ones
+    dense: float  # dense block of one layer
+    moe: float  # router and shared experts of one layer
+    experts: float  # routed experts of one layer
+    vocabulary: float  # embedding or head
+    head_bias: float
+    prediction: float  # of a prediction layer, beside its layer
+
+
 @formula
-def dense_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
+def rank_parameters(a: ArchitectureDims, p: PlanDims) -> RankParameters:
+    """Return the parameters of the parts of a model on one rank [-]."""
+    ups = a.ffn_matrices - 1.0
+    expert = a.ffn_matrices * a.d_model * a.d_expert / p.etp
+    expert += a.expert_bias * (ups * a.d_expert / p.etp + a.d_model)
+    shared = a.d_model * a.ffn_matrices + a.expert_bias * ups
+    return RankParameters(
+        layer=attention_parameters(a, p.tp),
+        extra=a.extra / p.tp,
+        dense=(a.ffn_matrices * a.d_model + a.ffn_bias * ups) * a.d_ff / p.tp
+        + a.ffn_bias * a.d_model,
+        moe=shared * a.d_shared / p.tp + a.d_model * a.n_experts + a.moe_vectors,
+        experts=a.n_experts / p.ep * expert,
+        vocabulary=a.vocab_size * a.d_model / p.tp,
+        head_bias=a.head_bias * a.vocab_size / p.tp,
+        prediction=2.0 * a.d_model * a.d_model / p.tp + 3.0 * a.final_norm,
+    )
+
+
+@formula
+def dense_of(a: ArchitectureDims, r: RankParameters, c: StageContent) -> float:
     """Parameters of a stage on one rank, routed experts excepted [-].
 
     The loss needs the head: where embedding and head are tied and not on one stage, a second copy
     of the embedding. Prediction layers need the embedding as well, and have a copy of it where
     neither the embedding nor a tied head is on their stage (Megatron-LM #5034).
     """
-    count = (c.dense + c.moe) * attention_parameters(a, p.tp)
-    count += c.dense * a.ffn_matrices * a.d_model * a.d_ff / p.tp
-    count += c.moe * a.d_model * (a.ffn_matrices * a.d_shared / p.tp + a.n_experts)
-    count += c.layers * a.extra / p.tp
-    ups = a.ffn_matrices - 1.0
-    count += c.dense * a.ffn_bias * (ups * a.d_ff / p.tp + a.d_model)
-    count += c.moe * (a.expert_bias * ups * a.d_shared / p.tp + a.moe_vectors)
-    matrix = a.vocab_size * a.d_model / p.tp
+    count = (c.dense + c.moe) * r.layer + c.dense * r.dense + c.moe * r.moe + c.layers * r.extra
     shared_head = False
     if c.embedding > 0.0:
-        count += matrix + a.positions * a.d_model
+        count += r.vocabulary + a.positions * a.d_model
     if c.loss > 0.0:
-        count += a.final_norm + a.head_bias * a.vocab_size / p.tp
+        count += a.final_norm + r.head_bias
         shared_head = a.tied_embeddings > 0.0
         if not shared_head or c.embedding == 0.0:
-            count += matrix
+            count += r.vocabulary
     if c.prediction > 0.0:
-        count += c.prediction * (2.0 * a.d_model * a.d_model / p.tp + 3.0 * a.final_norm)
+        count += c.prediction * r.prediction
         if not shared_head and c.embedding == 0.0:
-            count += matrix
+            count += r.vocabulary
     return count
+
+
+@formula
+def dense_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
+    """Parameters of a stage on one rank, routed experts excepted [-]."""
+    return dense_of(a, rank_parameters(a, p), c)
 
 
 @formula
 def expert_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of the routed experts of a stage on one rank [-]."""
-    bias = a.expert_bias * ((a.ffn_matrices - 1.0) * a.d_expert / p.etp + a.d_model)
-    weights = c.moe * a.n_experts / p.ep * a.ffn_matrices * a.d_model * a.d_expert / p.etp
-    return weights + c.moe * a.n_experts / p.ep * bias
+    return c.moe * rank_parameters(a, p).experts
 
 
 @formula
@@ -119,16 +149,6 @@ def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> f
 
 
 @formula
-def layer_parameters(a: ArchitectureDims, p: PlanDims, moe: float) -> float:
-    """Parameters of one layer on one rank, experts included: a unit of ZeRO-3 [-]."""
-    count = attention_parameters(a, p.tp) + a.extra / p.tp
-    if moe == 0.0:
-        return count + a.ffn_matrices * a.d_model * a.d_ff / p.tp
-    experts = a.n_experts / p.ep * a.d_expert / p.etp
-    return count + a.d_model * (a.ffn_matrices * (a.d_shared / p.tp + experts) + a.n_experts)
-
-
-@formula
 def bytes_of(
     a: ArchitectureDims,
     p: PlanDims,
@@ -138,15 +158,16 @@ def bytes_of(
     stage: float,
     c: StageContent,
     t: LayerBytes,
+    r: RankParameters,
 ) -> StageBytes:
     """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
 
-    ``t`` is :func:`perfmodel.activations.layer_bytes` of the plan. Interleaved, a chunk's
-    activations are taken as ``1 / vpp`` of the stage's: what each chunk holds in flight is not told
-    apart where they differ.
+    ``t`` and ``r`` are :func:`perfmodel.activations.layer_bytes` and :func:`rank_parameters`.
+    Interleaved, a chunk's activations are taken as ``1 / vpp`` of the stage's: what each chunk
+    holds in flight is not told apart where they differ.
     """
-    dense = dense_parameters(a, p, c)
-    expert = expert_parameters(a, p, c)
+    dense = dense_of(a, r, c)
+    expert = c.moe * r.experts
     dense_shards, expert_shards = state_shards(p)
     sharded = dense / dense_shards + expert / expert_shards
     whole = dense + expert
@@ -167,10 +188,10 @@ def bytes_of(
     if p.zero >= 2.0:
         unit = 0.0
         if c.moe > 0.0:
-            unit = layer_parameters(a, p, 1.0)
+            unit = r.layer + r.extra + r.moe + r.experts
         if c.dense > 0.0:
-            unit = max(unit, layer_parameters(a, p, 0.0))
-        head = c.loss * a.d_model * a.vocab_size / p.tp
+            unit = max(unit, r.layer + r.extra + r.dense)
+        head = c.loss * r.vocabulary
         gradients = stack.gradient_memory_bytes * sharded
         # one unit's whole gradients, and what they are reduced in
         working += (BF16_BYTES + stack.gradient_memory_bytes) * max(unit, head)
@@ -211,7 +232,8 @@ def content_bytes(
 ) -> StageBytes:
     """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B]."""
     t = layer_bytes(a, p, stack, seq_len, p.recompute)
-    return bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
+    r = rank_parameters(a, p)
+    return bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t, r)
 
 
 @formula
@@ -237,16 +259,17 @@ def peak_of(
     stack: Stack,
     n_microbatches: float,
     t: LayerBytes,
+    r: RankParameters,
 ) -> float:
-    """Memory of the heaviest stage; ``t`` as in :func:`bytes_of` [B]."""
+    """Memory of the heaviest stage; ``t`` and ``r`` as in :func:`bytes_of` [B]."""
     last = p.pp - 1.0
     c = stage_content(a, p, last)
-    heaviest = stage_total(bytes_of(a, p, optimizer, stack, n_microbatches, last, c, t))
+    heaviest = stage_total(bytes_of(a, p, optimizer, stack, n_microbatches, last, c, t, r))
     stage = 0.0
     alike = a.moe_every == 1.0 and not is_uneven(a, p)
     while stage < last:
         c = stage_content(a, p, stage)
-        m = bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
+        m = bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t, r)
         heaviest = max(heaviest, stage_total(m))
         if alike and dense_layers_of_stage(a, p, stage) == 0.0:
             break  # the later ones hold the same layers and fewer microbatches
@@ -265,4 +288,4 @@ def peak_bytes(
 ) -> float:
     """Memory of the heaviest stage [B]."""
     t = layer_bytes(a, p, stack, seq_len, p.recompute)
-    return peak_of(a, p, optimizer, stack, n_microbatches, t)
+    return peak_of(a, p, optimizer, stack, n_microbatches, t, rank_parameters(a, p))

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from perfmodel.architecture import Architecture, MfuConvention
-from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.calibration.stacks import StackProfile, fitted_stacks, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
 from perfmodel.frozen import Frozen
@@ -335,9 +335,11 @@ def _mismatch(model: StepModel) -> tuple[str, ...]:
     if priced_with in fitted_with:
         return ()
     packs = "pack" if len(fitted_with) == 1 else "packs"
+    others = fitted_stacks(priced_with)
+    hint = f"; fitted with it: {', '.join(others)}" if others else ""
     return (
         f"{model.profile.name}: its constants were fitted with hardware {packs} "
-        f"{', '.join(fitted_with)} and are used with {priced_with}.",
+        f"{', '.join(fitted_with)} and are used with {priced_with}{hint}.",
     )
 
 

@@ -8,6 +8,7 @@ assumptions, the ranges that those runs covered, and the errors of the fit. Prof
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -170,6 +171,12 @@ def _same_names(table: str, given: set[str], wanted: set[str]) -> None:
 def shipped_stacks() -> tuple[str, ...]:
     """Return the names of the profiles that ship with the package."""
     return shipped(FOLDER)
+
+
+@cache
+def fitted_stacks(hardware: str) -> tuple[str, ...]:
+    """Return the names of the shipped profiles that were fitted with a hardware pack."""
+    return tuple(name for name in shipped_stacks() if hardware in load_stack(name).hardware)
 
 
 def load_stack(name_or_path: str) -> StackProfile:

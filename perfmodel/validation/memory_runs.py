@@ -21,6 +21,7 @@ from perfmodel.memory import (
     OptimizerDims,
     StageBytes,
     bytes_of,
+    rank_parameters,
     stage_allocated,
     stage_total,
 )
@@ -74,8 +75,9 @@ class MemoryCase(NamedTuple):
 def stages_of_case(case: MemoryCase, stack: Stack) -> tuple[StageBytes, ...]:
     """Return the buckets of every stage of a run [B]."""
     t = layer_bytes(case.a, case.p, stack, case.seq_len, case.p.recompute)
+    r, n = rank_parameters(case.a, case.p), case.n_microbatches
     return tuple(
-        bytes_of(case.a, case.p, case.optimizer, stack, case.n_microbatches, float(i), c, t)
+        bytes_of(case.a, case.p, case.optimizer, stack, n, float(i), c, t, r)
         for i, c in enumerate(case.contents)
     )
 

@@ -57,6 +57,8 @@ class ScoredRow(Frozen):
     hardware: str
     precision: str
     devices: int
+    global_batch: int
+    seq_len: int
     stack: str
     role: Literal["fit", "score"]
     plan: str
@@ -87,7 +89,7 @@ class GroupScore(Frozen):
 
 
 class RankScore(Frozen):
-    """Rank correlation of predicted and measured step times inside one (model, device) group."""
+    """Rank correlation of throughput inside one (model, device) group; ``rows`` are layouts."""
 
     model: str
     hardware: str
@@ -161,6 +163,8 @@ def score_runs(
                 hardware=run.hardware,
                 precision=run.precision,
                 devices=run.devices,
+                global_batch=run.global_batch,
+                seq_len=run.seq_len,
                 stack=profile.name.partition("+")[0],
                 role="fit" if fits(run) else "score",
                 plan=str(run.plan),
@@ -214,22 +218,28 @@ def group_scores(rows: Sequence[ScoredRow]) -> tuple[GroupScore, ...]:
 def rank_scores(rows: Sequence[ScoredRow]) -> tuple[RankScore, ...]:
     """Compare ranks of throughput a device inside groups of one model on one kind of device.
 
-    Rows of both roles count: a constant moves all rows of a group alike, mostly. Groups have at
-    least `LEAST_RANKED` rows whose measured throughputs differ.
+    Rows of both roles count: a constant moves all rows of a group alike, mostly. A layout that was
+    measured under several releases counts once, at the median: the model gives it one time. Groups
+    have at least `LEAST_RANKED` layouts.
     """
     from scipy.stats import spearmanr
 
     out = []
     for model, hardware in sorted({(row.model, row.hardware) for row in rows}):
-        mine = [r for r in rows if (r.model, r.hardware) == (model, hardware)]
-        measured = [r.measured_tflops for r in mine]
-        if len(mine) < LEAST_RANKED or len(set(measured)) < 2:
-            continue
-        predicted = [r.measured_tflops * r.measured_s / r.predicted_s for r in mine]
-        if len(set(predicted)) < 2:
+        same: dict[tuple[object, ...], list[ScoredRow]] = {}
+        for row in rows:
+            if (row.model, row.hardware) == (model, hardware):
+                key = (row.plan, row.precision, row.devices, row.global_batch, row.seq_len)
+                same.setdefault(key, []).append(row)
+        measured = [median(r.measured_tflops for r in mine) for mine in same.values()]
+        predicted = [
+            median(r.measured_tflops * r.measured_s / r.predicted_s for r in mine)
+            for mine in same.values()
+        ]
+        if len(same) < LEAST_RANKED or len(set(measured)) < 2 or len(set(predicted)) < 2:
             continue
         rho = float(spearmanr(measured, predicted).statistic)
-        out.append(RankScore(model=model, hardware=hardware, rows=len(mine), spearman=rho))
+        out.append(RankScore(model=model, hardware=hardware, rows=len(same), spearman=rho))
     return tuple(out)
 
 
@@ -376,6 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--csv", type=Path, help="file to write every run to")
     parser.add_argument("--plot", type=Path, help="page of HTML to write a figure to")
+    parser.add_argument("--page", type=Path, help="page of Markdown whose tables to write anew")
     parser.add_argument("--runs", type=Path, help="score this table instead, as JSON")
     o = parser.parse_args(arguments)
     try:
@@ -390,6 +401,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         o.csv.write_text(scores_csv(scores.rows), "utf-8")
     if o.plot is not None:
         o.plot.write_text(scores_figure(scores.rows), "utf-8")
+    if o.page is not None:
+        from perfmodel.validation.published_page import with_tables
+
+        o.page.write_text(with_tables(o.page.read_text("utf-8"), scores), "utf-8")
     for g in scores.groups:
         sys.stdout.write(
             f"{g.role:5s} {g.by:9s} {g.name:52s} {g.rows:4d} rows  median {100 * g.median:5.1f}% "

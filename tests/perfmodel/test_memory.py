@@ -14,8 +14,8 @@ from perfmodel.calibration.stacks import load_stack
 from perfmodel.cluster import Optimizer
 from perfmodel.memory import (
     StageBytes,
-    layer_parameters,
     peak_bytes,
+    rank_parameters,
     stage_allocated,
     stage_bytes,
     stage_dense_parameters,
@@ -468,25 +468,23 @@ def test_a_zero_stage_shards_one_bucket_more() -> None:
     found = [stages(a, dims(dp=dp, zero=zero))[0] for zero in range(4)]
     assert [m.optimizer for m in found] == [12 * n, 12 * n / dp, 12 * n / dp, 12 * n / dp]
     assert [m.gradients for m in found] == [4 * n, 4 * n, 4 * n / dp, 4 * n / dp]
-    layer = layer_parameters(a.dims, dims(), 0.0)
+    r = rank_parameters(a.dims, dims())
+    layer = r.layer + r.extra + r.dense
     head = a.vocab_size * a.d_model
     assert [m.weights for m in found[:3]] == [2 * n] * 3
     assert found[3].weights == 2 * (n / dp + 2 * layer + head)
     assert [m.working for m in found] == [0, 0, 6 * max(layer, head), 6 * max(layer, head)]
 
 
-def test_a_layer_of_zero_3_is_what_the_stage_has_of_it() -> None:
-    """The unit is the tensors of a layer, experts as the rank has them."""
-    a, p = moe(), dims(ep=4, dp=4)
-    both = moe(n_layers=5)  # one layer with experts more
-    more = (
-        stage_dense_parameters(both.dims, p, 0.0)
-        + stage_expert_parameters(both.dims, p, 0.0)
-        - stage_dense_parameters(a.dims, p, 0.0)
-        - stage_expert_parameters(a.dims, p, 0.0)
-    )
-    vectors = 2 * 512  # norms
-    assert layer_parameters(a.dims, p, 1.0) == pytest.approx(more, abs=vectors)
+def test_a_layer_of_zero_3_has_its_experts_as_the_rank_has_them() -> None:
+    """Of a model of one kind of layers the largest unit is one of them."""
+    a, p = moe(first_k_dense=0), dims(ep=4, dp=4, zero=3)
+    more = moe(first_k_dense=0, n_layers=5)  # one layer more
+    sharded, longer = (stages(m, p)[0].gradients / 4 for m in (a, more))
+    r = rank_parameters(a.dims, p)
+    assert longer - sharded == pytest.approx((r.layer + r.moe) / 4 + r.experts)
+    held = stages(a, p)[0].weights / 2 - sharded
+    assert held == 2 * (r.layer + r.moe + r.experts) + 32000 * 512
 
 
 @pytest.mark.parametrize("instances", [1, 2, 4])
