@@ -66,6 +66,8 @@ def scored_rows(draw: st.DrawFn) -> ScoredRow:
         hardware=draw(names),
         precision=draw(names),
         devices=8,
+        global_batch=16,
+        seq_len=2048,
         stack=draw(names),
         role=draw(st.sampled_from(("fit", "score"))),
         plan="dp=8",
@@ -119,7 +121,13 @@ def ranked(order: list[float], model: str = "m") -> list[ScoredRow]:
     base = small_rows()[0].model_dump() | {"model": model, "hardware": "h"}
     return [
         ScoredRow.model_validate(
-            base | {"measured_s": 1.0, "predicted_s": (10.0 + i) / p, "measured_tflops": 10.0 + i}
+            base
+            | {
+                "plan": f"dp={i + 1}",
+                "measured_s": 1.0,
+                "predicted_s": (10.0 + i) / p,
+                "measured_tflops": 10.0 + i,
+            }
         )
         for i, p in enumerate(order)
     ]
@@ -136,6 +144,8 @@ def test_ranks_run_from_one_to_minus_one() -> None:
 def test_groups_without_an_order_have_no_rank() -> None:
     assert rank_scores(ranked([1.0] * LEAST_RANKED)) == ()
     assert rank_scores(ranked([1.0, 2.0, 3.0][: LEAST_RANKED - 1])) == ()
+    again = ranked([1.0, 2.0, 3.0, 4.0])[: LEAST_RANKED - 1] * 3
+    assert rank_scores(again) == ()  # a layout that was measured again is one layout
     two = [*ranked([1.0, 2.0, 3.0, 4.0]), *ranked([2.0, 1.0, 3.0, 4.0], "n")]
     assert [r.model for r in rank_scores(two)] == ["m", "n"]
 
