@@ -98,6 +98,7 @@ def _kernel() -> Kernel:
                 and q.ep == p.ep
                 and q.cp == p.cp
                 and q.micro_batch == p.micro_batch
+                and q.load == p.load
             )
             if not layers_alike:
                 cost = layer_cost(a, hw, seq_len, q)
