@@ -1,0 +1,369 @@
+"""How far the layouts that experts chose are from the best that the search finds.
+
+    python -m perfmodel.validation.expert_layouts --csv expert-layouts-scores.csv
+
+Every case of :mod:`perfmodel.validation.expert_rows` is priced by the scalar estimate, under the
+stack profile with the switches of its row. The plans of a stated space (:func:`spaces_of`) are
+priced under the same profile by the kernel of the search (:mod:`perfmodel.layout_search`).
+Nothing is fitted to these layouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from perfmodel._integers import divisors
+from perfmodel.batch import alike_of, loads_of, plan_matrix, price
+from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.errors import PerfmodelError
+from perfmodel.frozen import Frozen
+from perfmodel.layout_search import CP_TOKENS
+from perfmodel.memory import stage_total
+from perfmodel.plan import Plan, PlanSpace, PlanTable, legal_mask
+from perfmodel.step import StepModel
+from perfmodel.validation.expert_rows import ExpertCase, ExpertTable, expert_cases
+
+__all__ = ["ExpertScore", "Share", "score_case", "score_cases", "shares_of", "spaces_of"]
+
+NEAR = 0.9
+"""Throughput over the best's from which a layout counts as near it [-]."""
+
+AIM = 0.7
+"""Share of cases that should be near the best [-]."""
+
+Progress = Callable[[str, int, int], None]
+
+
+class ExpertScore(Frozen):
+    """One case.
+
+    Attributes
+    ----------
+    case, rows : str, tuple of int
+        What is trained where; the rows of the table that say so.
+    model, phase, hardware, devices, precision, global_batch, seq_len
+    stack : str
+    expert, best : str
+        The expert's plan, and the shortest that fits.
+    expert_s, best_s : float
+        Times of a step [s].
+    ratio : float
+        Throughput of the expert's plan over that of the best; at most 1, since the expert's is
+        a candidate too where it fits, and above 1 where it is faster and does not fit [-].
+    rank : int
+        1 and the plans that fit and are faster.
+    fitting, priced : int
+        Plans that fit, and all.
+    expert_fits : bool
+    expert_bytes, best_bytes, device_bytes : float
+        Memory of the heaviest stage, and of the device [B].
+    heaviest : str
+        The largest bucket of the expert's heaviest stage.
+    differs : str
+        Degrees in which the best differs.
+    lost : str
+        The three parts of the step that make the expert's longer than the best's, as shares of
+        the best's step.
+    """
+
+    case: str
+    rows: tuple[int, ...]
+    model: str
+    phase: str
+    hardware: str
+    devices: int
+    precision: str
+    global_batch: int
+    seq_len: int
+    stack: str
+    expert: str
+    best: str
+    expert_s: float
+    best_s: float
+    ratio: float
+    rank: int
+    fitting: int
+    priced: int
+    expert_fits: bool
+    expert_bytes: float
+    best_bytes: float
+    device_bytes: float
+    heaviest: str
+    differs: str
+    lost: str
+
+    @property
+    def near(self) -> bool:
+        """Whether the expert's throughput is within 10% of the best's."""
+        return self.ratio >= NEAR
+
+
+class Share(Frozen):
+    """How many of some cases are near the best."""
+
+    by: str
+    name: str
+    cases: int
+    near: int
+    fit: int
+    ratio: float  # median [-]
+    rank: float  # median [-]
+
+    @property
+    def share(self) -> float:
+        """Share of the cases that are near the best [-]."""
+        return self.near / self.cases
+
+
+# ---------------------------------------------------------------- the space
+
+
+def spaces_of(case: ExpertCase) -> tuple[PlanSpace, ...]:
+    """Return where a case is searched.
+
+    TP of 1 to 8 within a node; CP to where a rank has `CP_TOKENS` tokens; every divisor of the
+    devices for PP and of the experts for EP; ETP 1; VPP 1, 2, 4 and 8; micro-batches of 1 to 16;
+    every recompute mode; equal and balanced stages; ZeRO-1, and for dense models ZeRO-3 as well.
+    The expert's own TP, CP, VPP and micro-batch are in it.
+    """
+    run = case.run
+    node = run.cluster.devices_per_node
+    most = max(1, min(8, run.seq_len // CP_TOKENS))
+    experts = run.architecture.n_experts
+    zeros = (1,) if experts else (1, 3)
+    return tuple(
+        PlanSpace.model_validate(
+            {
+                "tp": {*(d for d in (1, 2, 4, 8) if d <= node), run.tp},
+                "cp": {*(d for d in (1, 2, 4, 8) if d <= most), run.cp},
+                "ep": divisors(experts) if experts else (1,),
+                "vpp": {1, 2, 4, 8, run.vpp},
+                "micro_batch": {1, 2, 4, 8, 16, run.micro_batch},
+                "layouts": ("equal", "balanced"),
+                "zero": zero,
+            }
+        )
+        for zero in zeros
+    )
+
+
+class _Priced:
+    """The legal plans of one space, their step times [s] and memory [B]."""
+
+    def __init__(self, case: ExpertCase, space: PlanSpace, profile: StackProfile) -> None:
+        run, batch = case.run, case.run.batch
+        table = space.skeleton(run.devices, batch.seq_len, batch.global_batch)
+        legal = np.flatnonzero(legal_mask(table, run.architecture.rule_variables()))
+        self.table: PlanTable = table.select(legal)
+        self.step_s, self.memory = price(
+            run.architecture,
+            plan_matrix(self.table),
+            np.arange(len(self.table)),
+            hardware=run.cluster.constants_for(batch.precision),
+            stack=profile.stack(),
+            optimizer=batch.optimizer.dims,
+            seq_len=batch.seq_len,
+            global_batch=batch.global_batch,
+            alike=alike_of(self.table),
+            loads=loads_of(self.table, batch.routing),
+        )
+
+
+# ---------------------------------------------------------------- one case
+
+_COMPARED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "zero")
+
+
+def _differs(expert: Plan, best: Plan) -> str:
+    changed = [
+        f"{name} {getattr(expert, name)}>{getattr(best, name)}"
+        for name in _COMPARED
+        if getattr(expert, name) != getattr(best, name)
+    ]
+    own, other = (
+        "+".join(plan.recompute_modules) or str(plan.recompute) for plan in (expert, best)
+    )
+    if own != other:
+        changed.append(f"recompute {own}>{other}")
+    return " ".join(changed)
+
+
+def _lost(expert: StepModel, best: StepModel) -> str:
+    """Name the parts of a step that cost the expert's plan most against the best."""
+    ours, theirs = best.breakdown(), expert.breakdown()
+    parts = sorted(((theirs[n] - ours[n], n) for n in ours), reverse=True)[:3]
+    return " ".join(f"{n} {100.0 * d / best.step_s:+.0f}%" for d, n in parts if d > 0.0)
+
+
+def score_case(case: ExpertCase) -> ExpertScore:
+    """Compare one expert's layout with the best of the space."""
+    run, profile = case.run, load_stack(case.stack)
+    model = StepModel(run.architecture, run.plan, run.cluster, run.batch, profile)
+    expert = model.step_s
+    stages = [model.stage(i) for i in range(run.pp)]
+    heaviest = max(stages, key=stage_total)
+    needs = float(stage_total(heaviest))
+    room = run.cluster.device_memory_bytes
+    best_s, best_plan, best_bytes = np.inf, run.plan, needs
+    if needs <= room:
+        best_s = expert
+    faster = fitting = priced = 0
+    for space in spaces_of(case):
+        found = _Priced(case, space, profile)
+        fit = np.flatnonzero(found.memory <= room)
+        fitting, priced = fitting + len(fit), priced + len(found.table)
+        faster += int(np.count_nonzero(found.step_s[fit] < expert * (1.0 - 1e-9)))
+        if len(fit):
+            i = int(fit[np.argmin(found.step_s[fit])])
+            if found.step_s[i] < best_s:
+                best_s, best_bytes = float(found.step_s[i]), float(found.memory[i])
+                best_plan = found.table.plan(i)
+    if not np.isfinite(best_s):
+        raise PerfmodelError(f"No layout of the space fits {run.model} on {run.hardware}.")
+    best = StepModel(run.architecture, best_plan, run.cluster, run.batch, profile)
+    bucket = max(heaviest._fields, key=lambda name: getattr(heaviest, name))
+    return ExpertScore(
+        case=f"{run.model} {run.devices}x{run.hardware} {run.precision} gbs{run.global_batch}"
+        + (" sft" if run.phase == "sft" else ""),
+        rows=case.rows,
+        model=run.architecture.name,
+        phase=run.phase,
+        hardware=run.hardware,
+        devices=run.devices,
+        precision=run.precision,
+        global_batch=run.global_batch,
+        seq_len=run.seq_len,
+        stack=profile.name,
+        expert=str(run.plan),
+        best=str(best_plan),
+        expert_s=expert,
+        best_s=best_s,
+        ratio=best_s / expert,
+        rank=1 + faster,
+        fitting=fitting,
+        priced=priced,
+        expert_fits=needs <= room,
+        expert_bytes=needs,
+        best_bytes=best_bytes,
+        device_bytes=room,
+        heaviest=bucket,
+        differs=_differs(run.plan, best_plan),
+        lost=_lost(model, best) if best_s < expert else "",
+    )
+
+
+def score_cases(
+    cases: Sequence[ExpertCase], progress: Progress | None = None
+) -> tuple[ExpertScore, ...]:
+    """Compare every case; ``progress`` is told what is done after each."""
+    scores = []
+    for i, case in enumerate(cases, start=1):
+        scores.append(score_case(case))
+        if progress is not None:
+            progress("layouts of experts", i, len(cases))
+    return tuple(scores)
+
+
+def shares_of(scores: Sequence[ExpertScore]) -> tuple[Share, ...]:
+    """Count the cases near the best: all, by device, by model, and by whether they fit."""
+    ways: tuple[tuple[str, Callable[[ExpertScore], str]], ...] = (
+        ("all", lambda s: "all"),
+        ("device", lambda s: s.hardware),
+        ("model", lambda s: s.model),
+        ("kind", lambda s: "fits" if s.expert_fits else "does not fit"),
+        ("stack", lambda s: s.stack),
+    )
+    shares = []
+    for by, key in ways:
+        for name in sorted({key(s) for s in scores}):
+            mine = [s for s in scores if key(s) == name]
+            shares.append(
+                Share(
+                    by=by,
+                    name=name,
+                    cases=len(mine),
+                    near=sum(s.near for s in mine),
+                    fit=sum(s.expert_fits for s in mine),
+                    ratio=median(s.ratio for s in mine),
+                    rank=median(s.rank for s in mine),
+                )
+            )
+    return tuple(shares)
+
+
+# ---------------------------------------------------------------- command line
+
+FIELDS = tuple(ExpertScore.model_fields)
+
+
+def scores_csv(scores: Iterable[ExpertScore]) -> str:
+    """Write cases as CSV; numbers to six digits."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(FIELDS)
+    for score in scores:
+        values = score.model_dump().values()
+        cells = (" ".join(map(str, v)) if isinstance(v, tuple) else v for v in values)
+        writer.writerow([f"{v:.6g}" if isinstance(v, float) else v for v in cells])
+    return out.getvalue()
+
+
+def _line(s: ExpertScore) -> str:
+    fits = "" if s.expert_fits else f"  does not fit: {s.expert_bytes / 1e9:.0f} GB, {s.heaviest}"
+    return f"{100 * s.ratio:6.1f}% rank {s.rank:5d} of {s.fitting:6d}  {s.case}  {s.stack}{fits}"
+
+
+def _reasons(table: ExpertTable) -> list[str]:
+    counts: dict[str, int] = {}
+    for row in table.excluded:
+        counts[row.reason] = counts.get(row.reason, 0) + 1
+    return [f"{n:4d}  {why}" for why, n in sorted(counts.items(), key=lambda kv: -kv[1])]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perfmodel.validation.expert_layouts",
+        description="Compare layouts that experts chose with the best of a search.",
+    )
+    parser.add_argument("--csv", type=Path, help="file to write every case to")
+    parser.add_argument("--only", default="", help="cases whose name has this text")
+    o = parser.parse_args(arguments)
+
+    def progress(what: str, done: int, of: int) -> None:
+        if done % 10 == 0 or done == of:
+            sys.stderr.write(f"{what}: {done} of {of}\n")
+
+    table = expert_cases()
+    cases = [c for c in table.cases if o.only.lower() in f"{c.run.model} {c.run.hardware}".lower()]
+    if not cases:
+        sys.stderr.write(f"No case has {o.only!r} in its model or device.\n")
+        return 2
+    scores = score_cases(cases, progress)
+    if o.csv is not None:
+        o.csv.write_text(scores_csv(scores), "utf-8")
+    lines = [_line(s) for s in sorted(scores, key=lambda s: s.ratio)]
+    lines += ["", "Not near the best: what the best changes, and where its time is shorter"]
+    for s in sorted(scores, key=lambda s: s.ratio):
+        if not s.near:
+            lines += [f"{s.case}: {s.differs}", f"    {s.lost}"]
+    lines += ["", "Rows that are not priced", *_reasons(table), ""]
+    lines += [
+        f"{s.by:7s} {s.name:36s} {s.near:4d} of {s.cases:4d} near {100 * s.share:5.1f}%  "
+        f"median ratio {100 * s.ratio:5.1f}% rank {s.rank:g}  fit {s.fit}"
+        for s in shares_of(scores)
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
