@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -27,17 +27,29 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.layout_search import CP_TOKENS
 from perfmodel.memory import stage_total
+from perfmodel.overlap_rules import overlap_mask
 from perfmodel.plan import Plan, PlanSpace, PlanTable, legal_mask
 from perfmodel.step import StepModel
 from perfmodel.validation.expert_rows import ExpertCase, ExpertTable, expert_cases
 
-__all__ = ["ExpertScore", "Share", "score_case", "score_cases", "shares_of", "spaces_of"]
+__all__ = [
+    "ExpertScore",
+    "Share",
+    "score_case",
+    "score_cases",
+    "share_of_layouts",
+    "shares_of",
+    "spaces_of",
+]
 
 NEAR = 0.9
 """Throughput over the best's from which a layout counts as near it [-]."""
 
 AIM = 0.7
 """Share of cases that should be near the best [-]."""
+
+FULL = 0.95
+"""Share of the memory above which a plan is said to fill a device [-]."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -58,10 +70,13 @@ class ExpertScore(Frozen):
     ratio : float
         Throughput of the expert's plan over that of the best; at most 1, since the expert's is
         a candidate too where it fits, and above 1 where it is faster and does not fit [-].
+    roomy_ratio : float
+        The same against the best of a device that has as much memory as the expert's plan needs,
+        where that is more than it has [-].
     rank : int
         1 and the plans that fit and are faster.
-    fitting, priced : int
-        Plans that fit, and all.
+    near_plans, fitting, priced : int
+        Plans within 10% of the best that fits, plans that fit, and all.
     expert_fits : bool
     expert_bytes, best_bytes, device_bytes : float
         Memory of the heaviest stage, and of the device [B].
@@ -89,7 +104,9 @@ class ExpertScore(Frozen):
     expert_s: float
     best_s: float
     ratio: float
+    roomy_ratio: float
     rank: int
+    near_plans: int
     fitting: int
     priced: int
     expert_fits: bool
@@ -113,9 +130,11 @@ class Share(Frozen):
     name: str
     cases: int
     near: int
+    roomy_near: int  # with as much memory as the expert's plan needs
     fit: int
     ratio: float  # median [-]
     rank: float  # median [-]
+    chance: float  # mean share of the plans that fit that are near the best [-]
 
     @property
     def share(self) -> float:
@@ -161,7 +180,9 @@ class _Priced:
     def __init__(self, case: ExpertCase, space: PlanSpace, profile: StackProfile) -> None:
         run, batch = case.run, case.run.batch
         table = space.skeleton(run.devices, batch.seq_len, batch.global_batch)
-        legal = np.flatnonzero(legal_mask(table, run.architecture.rule_variables()))
+        legal = legal_mask(table, run.architecture.rule_variables())
+        if "overlap" in profile.name.split("+"):
+            legal = legal & overlap_mask(table.columns)
         self.table: PlanTable = table.select(legal)
         self.step_s, self.memory = price(
             run.architecture,
@@ -203,31 +224,42 @@ def _lost(expert: StepModel, best: StepModel) -> str:
     return " ".join(f"{n} {100.0 * d / best.step_s:+.0f}%" for d, n in parts if d > 0.0)
 
 
-def score_case(case: ExpertCase) -> ExpertScore:
-    """Compare one expert's layout with the best of the space."""
+def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
+    """Compare one expert's layout with the best of the space.
+
+    Parameters
+    ----------
+    case : ExpertCase
+    room : float
+        Share of a device's memory that a plan may take [-].
+
+    Raises
+    ------
+    PerfmodelError
+        No plan of the space fits.
+    """
     run, profile = case.run, load_stack(case.stack)
     model = StepModel(run.architecture, run.plan, run.cluster, run.batch, profile)
     expert = model.step_s
     stages = [model.stage(i) for i in range(run.pp)]
     heaviest = max(stages, key=stage_total)
     needs = float(stage_total(heaviest))
-    room = run.cluster.device_memory_bytes
-    best_s, best_plan, best_bytes = np.inf, run.plan, needs
-    if needs <= room:
-        best_s = expert
-    faster = fitting = priced = 0
-    for space in spaces_of(case):
-        found = _Priced(case, space, profile)
-        fit = np.flatnonzero(found.memory <= room)
-        fitting, priced = fitting + len(fit), priced + len(found.table)
-        faster += int(np.count_nonzero(found.step_s[fit] < expert * (1.0 - 1e-9)))
+    limit = room * run.cluster.device_memory_bytes
+    best_s = expert if needs <= limit else np.inf
+    best_plan, best_bytes, roomy_s = run.plan, needs, expert
+    spaces = [_Priced(case, space, profile) for space in spaces_of(case)]
+    for found in spaces:
+        fit = np.flatnonzero(found.memory <= limit)
         if len(fit):
             i = int(fit[np.argmin(found.step_s[fit])])
             if found.step_s[i] < best_s:
                 best_s, best_bytes = float(found.step_s[i]), float(found.memory[i])
                 best_plan = found.table.plan(i)
+        roomy = found.step_s[found.memory <= max(limit, needs)]
+        roomy_s = min(roomy_s, float(roomy.min(initial=np.inf)))
     if not np.isfinite(best_s):
         raise PerfmodelError(f"No layout of the space fits {run.model} on {run.hardware}.")
+    fitting_s = np.concatenate([found.step_s[found.memory <= limit] for found in spaces])
     best = StepModel(run.architecture, best_plan, run.cluster, run.batch, profile)
     bucket = max(heaviest._fields, key=lambda name: getattr(heaviest, name))
     return ExpertScore(
@@ -247,13 +279,15 @@ def score_case(case: ExpertCase) -> ExpertScore:
         expert_s=expert,
         best_s=best_s,
         ratio=best_s / expert,
-        rank=1 + faster,
-        fitting=fitting,
-        priced=priced,
-        expert_fits=needs <= room,
+        roomy_ratio=roomy_s / expert,
+        rank=1 + int(np.count_nonzero(fitting_s < expert * (1.0 - 1e-9))),
+        near_plans=int(np.count_nonzero(fitting_s * NEAR <= best_s)),
+        fitting=len(fitting_s),
+        priced=sum(len(found.table) for found in spaces),
+        expert_fits=needs <= limit,
         expert_bytes=needs,
         best_bytes=best_bytes,
-        device_bytes=room,
+        device_bytes=limit,
         heaviest=bucket,
         differs=_differs(run.plan, best_plan),
         lost=_lost(model, best) if best_s < expert else "",
@@ -261,12 +295,12 @@ def score_case(case: ExpertCase) -> ExpertScore:
 
 
 def score_cases(
-    cases: Sequence[ExpertCase], progress: Progress | None = None
+    cases: Sequence[ExpertCase], progress: Progress | None = None, room: float = 1.0
 ) -> tuple[ExpertScore, ...]:
     """Compare every case; ``progress`` is told what is done after each."""
     scores = []
     for i, case in enumerate(cases, start=1):
-        scores.append(score_case(case))
+        scores.append(score_case(case, room))
         if progress is not None:
             progress("layouts of experts", i, len(cases))
     return tuple(scores)
@@ -291,12 +325,26 @@ def shares_of(scores: Sequence[ExpertScore]) -> tuple[Share, ...]:
                     name=name,
                     cases=len(mine),
                     near=sum(s.near for s in mine),
+                    roomy_near=sum(s.roomy_ratio >= NEAR for s in mine),
                     fit=sum(s.expert_fits for s in mine),
                     ratio=median(s.ratio for s in mine),
                     rank=median(s.rank for s in mine),
+                    chance=fmean(s.near_plans / max(1, s.fitting) for s in mine),
                 )
             )
     return tuple(shares)
+
+
+def share_of_layouts(scores: Sequence[ExpertScore]) -> tuple[int, float]:
+    """Return the number of different layouts, and the share near the best with one say each [-].
+
+    A layout is a plan of a model on a number of devices of a kind, whatever the precision and the
+    batch: recipes repeat it for several.
+    """
+    groups: dict[tuple[object, ...], list[bool]] = {}
+    for s in scores:
+        groups.setdefault((s.model, s.hardware, s.devices, s.phase, s.expert), []).append(s.near)
+    return len(groups), fmean(fmean(near) for near in groups.values())
 
 
 # ---------------------------------------------------------------- command line
@@ -335,19 +383,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Compare layouts that experts chose with the best of a search.",
     )
     parser.add_argument("--csv", type=Path, help="file to write every case to")
-    parser.add_argument("--only", default="", help="cases whose name has this text")
+    parser.add_argument("--only", default="", help="cases whose model or device has this text")
+    parser.add_argument("--tag", help="rows of this tag of the recipes alone")
+    parser.add_argument(
+        "--room", type=float, default=1.0, help="share of a device's memory that a plan may take"
+    )
     o = parser.parse_args(arguments)
 
     def progress(what: str, done: int, of: int) -> None:
         if done % 10 == 0 or done == of:
             sys.stderr.write(f"{what}: {done} of {of}\n")
 
-    table = expert_cases()
+    table = expert_cases(tag=o.tag)
     cases = [c for c in table.cases if o.only.lower() in f"{c.run.model} {c.run.hardware}".lower()]
     if not cases:
         sys.stderr.write(f"No case has {o.only!r} in its model or device.\n")
         return 2
-    scores = score_cases(cases, progress)
+    try:
+        scores = score_cases(cases, progress, o.room)
+    except PerfmodelError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     if o.csv is not None:
         o.csv.write_text(scores_csv(scores), "utf-8")
     lines = [_line(s) for s in sorted(scores, key=lambda s: s.ratio)]
@@ -358,9 +414,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines += ["", "Rows that are not priced", *_reasons(table), ""]
     lines += [
         f"{s.by:7s} {s.name:36s} {s.near:4d} of {s.cases:4d} near {100 * s.share:5.1f}%  "
+        f"(roomy {s.roomy_near}, by chance {100 * s.chance:.1f}%)  "
         f"median ratio {100 * s.ratio:5.1f}% rank {s.rank:g}  fit {s.fit}"
         for s in shares_of(scores)
     ]
+    layouts, share = share_of_layouts(scores)
+    lines.append(f"{layouts} different layouts, one say each: {100 * share:.1f}% near")
+    fills = [s for s in scores if not s.near and s.best_bytes > FULL * s.device_bytes]
+    lines.append(
+        f"not near: {sum(not s.near for s in scores)}, of which the best fills more than "
+        f"{100 * FULL:.0f}% of the memory in {len(fills)}"
+    )
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

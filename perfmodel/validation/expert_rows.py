@@ -285,11 +285,12 @@ def _same(case: ExpertCase) -> tuple[object, ...]:
     return (run.model, run.phase, run.hardware, run.devices, run.batch, run.plan)
 
 
-def expert_cases(path: Path | None = None) -> ExpertTable:
+def expert_cases(path: Path | None = None, tag: str | None = None) -> ExpertTable:
     """Read the shipped table of recipes, or another with its header.
 
     Rows of one model, phase, device, number of devices, precision, batch and layout are one case;
-    the switches of its stack are those of the first row, of the newest tag.
+    the switches of its stack are those of the first row, of the newest tag. With `tag`, the rows
+    of that tag alone.
 
     Raises
     ------
@@ -304,6 +305,8 @@ def expert_cases(path: Path | None = None) -> ExpertTable:
         if missing:
             raise PerfmodelError(f"The table of recipes lacks the columns {', '.join(missing)}.")
         row = _Cells(cells)
+        if tag is not None and row.text("tag") != tag:
+            continue
         try:
             found = _case(row, place)
         except ValidationError as error:
