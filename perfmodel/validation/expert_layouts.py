@@ -4,8 +4,10 @@
 
 Every case of :mod:`perfmodel.validation.expert_rows` is priced by the scalar estimate, under the
 stack profile with the switches of its row. The plans of a stated space (:func:`spaces_of`) are
-priced under the same profile by the kernel of the search (:mod:`perfmodel.layout_search`).
-Nothing is fitted to these layouts.
+priced under the same profile by the kernel of the search (:mod:`perfmodel.layout_search`). What an
+expert may choose and that space cannot, single modules to compute again and stages of the recipes'
+own rule, is given to the other plans as well (:func:`variants_of`), so that all compete on equal
+terms. Nothing is fitted to these layouts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, median
@@ -28,9 +30,12 @@ from perfmodel.frozen import Frozen
 from perfmodel.layout_search import CP_TOKENS
 from perfmodel.memory import stage_total
 from perfmodel.overlap_rules import overlap_mask
-from perfmodel.plan import Plan, PlanSpace, PlanTable, legal_mask
+from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask
+from perfmodel.rules import LAYOUT_CODES
+from perfmodel.stages import BALANCED
 from perfmodel.step import StepModel
-from perfmodel.validation.expert_rows import ExpertCase, ExpertTable, expert_cases
+from perfmodel.validation.expert_rows import SOURCE, ExpertCase, ExpertTable, expert_cases
+from perfmodel.validation.published_layouts import layout_of
 
 __all__ = [
     "ExpertScore",
@@ -47,6 +52,15 @@ NEAR = 0.9
 
 AIM = 0.7
 """Share of cases that should be near the best [-]."""
+
+MOVED = 100
+"""Plans of a space that are priced with other stages [-]."""
+
+ABOUT = 1.2
+"""Memory of such plans over that of the device, at most [-]."""
+
+SAME = 1.0 - 1e-9
+"""Times nearer than this are the same."""
 
 FULL = 0.95
 """Share of the memory above which a plan is said to fill a device [-]."""
@@ -73,10 +87,13 @@ class ExpertScore(Frozen):
     roomy_ratio : float
         The same against the best of a device that has as much memory as the expert's plan needs,
         where that is more than it has [-].
+    search_ratio : float
+        The same against the best that `search_layouts` itself finds, without the plans of
+        `variants_of` and the expert's own; above 1 where the expert's is faster [-].
     rank : int
         1 and the plans that fit and are faster.
     near_plans, fitting, priced : int
-        Plans within 10% of the best that fits, plans that fit, and all.
+        Plans of the space within 10% of the best, that fit, and all.
     expert_fits : bool
     expert_bytes, best_bytes, device_bytes : float
         Memory of the heaviest stage, and of the device [B].
@@ -105,6 +122,7 @@ class ExpertScore(Frozen):
     best_s: float
     ratio: float
     roomy_ratio: float
+    search_ratio: float
     rank: int
     near_plans: int
     fitting: int
@@ -131,6 +149,7 @@ class Share(Frozen):
     cases: int
     near: int
     roomy_near: int  # with as much memory as the expert's plan needs
+    search_near: int  # against the search alone
     fit: int
     ratio: float  # median [-]
     rank: float  # median [-]
@@ -198,6 +217,38 @@ class _Priced:
         )
 
 
+def variants_of(case: ExpertCase, found: _Priced, limit_s: float) -> Iterator[StepModel]:
+    """Yield plans of a space with what the expert chose beside degrees, in the scalar formulas.
+
+    Plans that recompute nothing and are faster than ``limit_s``, with the expert's modules instead:
+    modules add time. And the `MOVED` fastest of those with balanced stages and about enough memory,
+    with the stages of the recipes' rule (:func:`perfmodel.validation.published_layouts.layout_of`)
+    instead, with and without the modules.
+    """
+    run, profile = case.run, load_stack(case.stack)
+    modules = run.plan.recompute_modules
+    added: dict[str, object] = {"recompute": Recompute.SELECTIVE, "recompute_modules": modules}
+    room = ABOUT * run.cluster.device_memory_bytes
+
+    def model(row: int, changes: dict[str, object]) -> StepModel:
+        plan = found.table.plan(row).model_copy(update=changes)
+        return StepModel(run.architecture, plan, run.cluster, run.batch, profile)
+
+    none = found.table.recompute == Recompute.NONE.code
+    if modules:
+        for row in np.flatnonzero(none & (found.step_s < limit_s)).tolist():
+            yield model(row, added)
+    uneven = (found.table.layout == LAYOUT_CODES[BALANCED]) & (found.memory <= room)
+    rows = np.flatnonzero(uneven)
+    for row in rows[np.argsort(found.step_s[rows], kind="stable")][:MOVED].tolist():
+        pp, vpp = int(found.table.pp[row]), int(found.table.vpp[row])
+        layout, _ = layout_of(SOURCE, {}, run.architecture, pp, vpp)
+        if layout != BALANCED:
+            yield model(row, {"layout": layout})
+            if modules and none[row]:
+                yield model(row, {"layout": layout, **added})
+
+
 # ---------------------------------------------------------------- one case
 
 _COMPARED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "zero")
@@ -215,6 +266,10 @@ def _differs(expert: Plan, best: Plan) -> str:
     if own != other:
         changed.append(f"recompute {own}>{other}")
     return " ".join(changed)
+
+
+def _needs(model: StepModel) -> float:
+    return max(float(stage_total(model.stage(i))) for i in range(model.plan.pp))
 
 
 def _lost(expert: StepModel, best: StepModel) -> str:
@@ -241,8 +296,7 @@ def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
     run, profile = case.run, load_stack(case.stack)
     model = StepModel(run.architecture, run.plan, run.cluster, run.batch, profile)
     expert = model.step_s
-    stages = [model.stage(i) for i in range(run.pp)]
-    heaviest = max(stages, key=stage_total)
+    heaviest = max((model.stage(i) for i in range(run.pp)), key=stage_total)
     needs = float(stage_total(heaviest))
     limit = room * run.cluster.device_memory_bytes
     best_s = expert if needs <= limit else np.inf
@@ -257,9 +311,19 @@ def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
                 best_plan = found.table.plan(i)
         roomy = found.step_s[found.memory <= max(limit, needs)]
         roomy_s = min(roomy_s, float(roomy.min(initial=np.inf)))
-    if not np.isfinite(best_s):
+    if not any((found.memory <= limit).any() for found in spaces):
         raise PerfmodelError(f"No layout of the space fits {run.model} on {run.hardware}.")
     fitting_s = np.concatenate([found.step_s[found.memory <= limit] for found in spaces])
+    faster = int(np.count_nonzero(fitting_s < expert * SAME))
+    alone_s = float(fitting_s.min())
+    for other in (v for f in spaces for v in variants_of(case, f, max(expert, alone_s))):
+        takes, other_s = _needs(other), other.step_s
+        if takes <= max(limit, needs):
+            roomy_s = min(roomy_s, other_s)
+        if takes <= limit:
+            faster += other_s < expert * SAME
+            if other_s < best_s * SAME:
+                best_s, best_plan, best_bytes = other_s, other.plan, takes
     best = StepModel(run.architecture, best_plan, run.cluster, run.batch, profile)
     bucket = max(heaviest._fields, key=lambda name: getattr(heaviest, name))
     return ExpertScore(
@@ -280,7 +344,8 @@ def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
         best_s=best_s,
         ratio=best_s / expert,
         roomy_ratio=roomy_s / expert,
-        rank=1 + int(np.count_nonzero(fitting_s < expert * (1.0 - 1e-9))),
+        search_ratio=alone_s / expert,
+        rank=1 + faster,
         near_plans=int(np.count_nonzero(fitting_s * NEAR <= best_s)),
         fitting=len(fitting_s),
         priced=sum(len(found.table) for found in spaces),
@@ -326,6 +391,7 @@ def shares_of(scores: Sequence[ExpertScore]) -> tuple[Share, ...]:
                     cases=len(mine),
                     near=sum(s.near for s in mine),
                     roomy_near=sum(s.roomy_ratio >= NEAR for s in mine),
+                    search_near=sum(s.search_ratio >= NEAR for s in mine),
                     fit=sum(s.expert_fits for s in mine),
                     ratio=median(s.ratio for s in mine),
                     rank=median(s.rank for s in mine),
@@ -414,7 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines += ["", "Rows that are not priced", *_reasons(table), ""]
     lines += [
         f"{s.by:7s} {s.name:36s} {s.near:4d} of {s.cases:4d} near {100 * s.share:5.1f}%  "
-        f"(roomy {s.roomy_near}, by chance {100 * s.chance:.1f}%)  "
+        f"(roomy {s.roomy_near}, search alone {s.search_near}, by chance {100 * s.chance:.1f}%)  "
         f"median ratio {100 * s.ratio:5.1f}% rank {s.rank:g}  fit {s.fit}"
         for s in shares_of(scores)
     ]
