@@ -169,7 +169,8 @@ def test_scores_are_those_of_the_scalar_estimate(of: tuple[str, str, str, int]) 
     assert priced.fits
     assert found.ratio == pytest.approx(priced.step_time_s / expert.step_time_s, rel=1e-9)
     assert (found.rank == 1) == (found.ratio >= 1.0 - 1e-9)
-    assert 1 <= found.near_plans <= found.fitting <= found.priced
+    assert 0 <= found.near_plans <= found.fitting <= found.priced
+    assert found.roomy_ratio <= found.ratio <= found.search_ratio
 
 
 @pytest.mark.parametrize("of", FEW)
@@ -191,12 +192,23 @@ def test_the_best_is_the_searchs(of: tuple[str, str, str, int]) -> None:
     ]
     best = min(s.layouts[0].step_time_s for s in searched)
     assert found.fitting == sum(s.counts.fit for s in searched)
-    assert found.best_s == pytest.approx(min(best, found.expert_s), rel=1e-9)
+    assert found.search_ratio * found.expert_s == pytest.approx(best, rel=1e-9)
+    assert found.best_s <= min(best, found.expert_s) * (1.0 + 1e-9)
 
 
-def test_every_expert_of_the_few_is_as_near_as_it_was() -> None:
-    ratios = [score(of).ratio for of in FEW]
-    assert ratios == pytest.approx([0.980, 0.985, 0.773, 1.0], abs=0.02)
+def test_what_an_expert_may_choose_others_may() -> None:
+    found = score(("DEEPSEEK_V3", "b200", "bf16", 4096))
+    assert found.search_ratio > 1.0  # the search itself knows no mla_up_proj alone
+    assert found.ratio <= 1.0
+    assert found.rank == 1 or "mla_up_proj" in found.best or "layout=" in found.best
+
+
+def test_newer_recipe_moves_to_the_best() -> None:
+    older, newer = score(FEW[2]), score(("GPT_OSS_120B", "b300", "bf16", 1280))
+    assert "ep 64>8" in older.differs
+    assert "ep=8," in newer.expert
+    assert newer.near
+    assert not older.near
 
 
 def test_an_expert_that_does_not_fit_is_said_to() -> None:
