@@ -3,10 +3,11 @@
     python -m perfmodel.validation.expert_layouts --csv expert-layouts-scores.csv
 
 Every case of :mod:`perfmodel.validation.expert_rows` is priced by the scalar estimate, under the
-stack profile with the switches of its row. The plans of a stated space (:func:`spaces_of`) are
-priced under the same profile by the kernel of the search (:mod:`perfmodel.layout_search`). What an
-expert may choose and that space cannot, single modules to compute again and stages of the recipes'
-own rule, is given to the other plans as well (:func:`variants_of`), so that all compete on equal
+stack profile with the switches of its row. The plans of a stated space
+(:mod:`perfmodel.validation.expert_spaces`) are priced under the same profile by the kernel of the
+search (:mod:`perfmodel.layout_search`). What an expert may choose and that space cannot, single
+modules to compute again and stages of the recipes' own rule, is given to the other plans as well
+(:func:`perfmodel.validation.expert_spaces.variants_of`), so that all compete on equal
 terms. Nothing is fitted to these layouts.
 """
 
@@ -15,27 +16,21 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
 
-from perfmodel._integers import divisors
-from perfmodel.batch import alike_of, loads_of, plan_matrix, price
-from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.calibration.stacks import load_stack
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
-from perfmodel.layout_search import CP_TOKENS
 from perfmodel.memory import stage_total
-from perfmodel.overlap_rules import overlap_mask
-from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask
-from perfmodel.rules import LAYOUT_CODES
-from perfmodel.stages import BALANCED
+from perfmodel.plan import Plan
 from perfmodel.step import StepModel
-from perfmodel.validation.expert_rows import SOURCE, ExpertCase, ExpertTable, expert_cases
-from perfmodel.validation.published_layouts import layout_of
+from perfmodel.validation.expert_rows import ExpertCase, ExpertTable, expert_cases
+from perfmodel.validation.expert_spaces import PricedSpace, spaces_of, variants_of
 
 __all__ = [
     "ExpertScore",
@@ -52,12 +47,6 @@ NEAR = 0.9
 
 AIM = 0.7
 """Share of cases that should be near the best [-]."""
-
-MOVED = 100
-"""Plans of a space that are priced with other stages [-]."""
-
-ABOUT = 1.2
-"""Memory of such plans over that of the device, at most [-]."""
 
 SAME = 1.0 - 1e-9
 """Times nearer than this are the same."""
@@ -161,94 +150,6 @@ class Share(Frozen):
         return self.near / self.cases
 
 
-# ---------------------------------------------------------------- the space
-
-
-def spaces_of(case: ExpertCase) -> tuple[PlanSpace, ...]:
-    """Return where a case is searched.
-
-    TP of 1 to 8 within a node; CP to where a rank has `CP_TOKENS` tokens; every divisor of the
-    devices for PP and of the experts for EP; ETP 1; VPP 1, 2, 4 and 8; micro-batches of 1 to 16;
-    every recompute mode; equal and balanced stages; ZeRO-1, and for dense models ZeRO-3 as well.
-    The expert's own TP, CP, VPP and micro-batch are in it.
-    """
-    run = case.run
-    node = run.cluster.devices_per_node
-    most = max(1, min(8, run.seq_len // CP_TOKENS))
-    experts = run.architecture.n_experts
-    zeros = (1,) if experts else (1, 3)
-    return tuple(
-        PlanSpace.model_validate(
-            {
-                "tp": {*(d for d in (1, 2, 4, 8) if d <= node), run.tp},
-                "cp": {*(d for d in (1, 2, 4, 8) if d <= most), run.cp},
-                "ep": divisors(experts) if experts else (1,),
-                "vpp": {1, 2, 4, 8, run.vpp},
-                "micro_batch": {1, 2, 4, 8, 16, run.micro_batch},
-                "layouts": ("equal", "balanced"),
-                "zero": zero,
-            }
-        )
-        for zero in zeros
-    )
-
-
-class _Priced:
-    """The legal plans of one space, their step times [s] and memory [B]."""
-
-    def __init__(self, case: ExpertCase, space: PlanSpace, profile: StackProfile) -> None:
-        run, batch = case.run, case.run.batch
-        table = space.skeleton(run.devices, batch.seq_len, batch.global_batch)
-        legal = legal_mask(table, run.architecture.rule_variables())
-        if "overlap" in profile.name.split("+"):
-            legal = legal & overlap_mask(table.columns)
-        self.table: PlanTable = table.select(legal)
-        self.step_s, self.memory = price(
-            run.architecture,
-            plan_matrix(self.table),
-            np.arange(len(self.table)),
-            hardware=run.cluster.constants_for(batch.precision),
-            stack=profile.stack(),
-            optimizer=batch.optimizer.dims,
-            seq_len=batch.seq_len,
-            global_batch=batch.global_batch,
-            alike=alike_of(self.table),
-            loads=loads_of(self.table, batch.routing),
-        )
-
-
-def variants_of(case: ExpertCase, found: _Priced, limit_s: float) -> Iterator[StepModel]:
-    """Yield plans of a space with what the expert chose beside degrees, in the scalar formulas.
-
-    Plans that recompute nothing and are faster than ``limit_s``, with the expert's modules instead:
-    modules add time. And the `MOVED` fastest of those with balanced stages and about enough memory,
-    with the stages of the recipes' rule (:func:`perfmodel.validation.published_layouts.layout_of`)
-    instead, with and without the modules.
-    """
-    run, profile = case.run, load_stack(case.stack)
-    modules = run.plan.recompute_modules
-    added: dict[str, object] = {"recompute": Recompute.SELECTIVE, "recompute_modules": modules}
-    room = ABOUT * run.cluster.device_memory_bytes
-
-    def model(row: int, changes: dict[str, object]) -> StepModel:
-        plan = found.table.plan(row).model_copy(update=changes)
-        return StepModel(run.architecture, plan, run.cluster, run.batch, profile)
-
-    none = found.table.recompute == Recompute.NONE.code
-    if modules:
-        for row in np.flatnonzero(none & (found.step_s < limit_s)).tolist():
-            yield model(row, added)
-    uneven = (found.table.layout == LAYOUT_CODES[BALANCED]) & (found.memory <= room)
-    rows = np.flatnonzero(uneven)
-    for row in rows[np.argsort(found.step_s[rows], kind="stable")][:MOVED].tolist():
-        pp, vpp = int(found.table.pp[row]), int(found.table.vpp[row])
-        layout, _ = layout_of(SOURCE, {}, run.architecture, pp, vpp)
-        if layout != BALANCED:
-            yield model(row, {"layout": layout})
-            if modules and none[row]:
-                yield model(row, {"layout": layout, **added})
-
-
 # ---------------------------------------------------------------- one case
 
 _COMPARED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "zero")
@@ -301,7 +202,7 @@ def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
     limit = room * run.cluster.device_memory_bytes
     best_s = expert if needs <= limit else np.inf
     best_plan, best_bytes, roomy_s = run.plan, needs, expert
-    spaces = [_Priced(case, space, profile) for space in spaces_of(case)]
+    spaces = [PricedSpace(case, space, profile) for space in spaces_of(case)]
     for found in spaces:
         fit = np.flatnonzero(found.memory <= limit)
         if len(fit):

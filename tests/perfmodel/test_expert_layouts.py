@@ -24,9 +24,9 @@ from perfmodel.validation.expert_layouts import (
     scores_csv,
     share_of_layouts,
     shares_of,
-    spaces_of,
 )
 from perfmodel.validation.expert_rows import COLUMNS, ExpertCase, ExpertTable, expert_cases
+from perfmodel.validation.expert_spaces import spaces_of
 
 ROWS = 400
 
