@@ -43,10 +43,10 @@ def _kernel() -> Kernel:
     digest = formulas_digest()
 
     def price_rows(
-        a: ArchitectureDims,
-        hw: Hardware,
-        stack: Stack,
-        optimizer: OptimizerDims,
+        a_: Any,
+        hw_: Any,
+        stack_: Any,
+        optimizer_: Any,
         seq_len: float,
         global_batch: float,
         alike: PlanDims,
@@ -56,6 +56,7 @@ def _kernel() -> Kernel:
         step_s: Any,
         memory_bytes: Any,
     ) -> None:
+        a, hw, stack, optimizer = a_[0], hw_[0], stack_[0], optimizer_[0]
         len(digest)  # a cell of this closure: numba's cache key follows the formulas' sources
         p = alike
         cost = layer_cost(a, hw, seq_len, p)
@@ -125,6 +126,23 @@ def _kernel() -> Kernel:
     return compile_kernel(price_rows)
 
 
+def _flat(value):
+    if isinstance(value, tuple):
+        return [x for v in value for x in _flat(v)]
+    return [value]
+
+
+def _fields(value):
+    return [
+        (n, _fields(v) if isinstance(v, tuple) else np.float64)
+        for n, v in zip(value._fields, value)
+    ]
+
+
+def as_record(value):
+    return np.array(_flat(value), dtype=np.float64).view(np.dtype(_fields(value)))
+
+
 def plan_matrix(table: PlanTable) -> NDArray[np.float64]:
     """Return the columns of a plan table in the layout that the kernel reads, one row a plan."""
     columns = table.columns
@@ -179,10 +197,10 @@ def price(
     step_s = np.empty(len(rows))
     memory_bytes = np.empty(len(rows))
     _kernel()(
-        architecture.dims,
-        hardware,
-        stack,
-        optimizer,
+        as_record(architecture.dims),
+        as_record(hardware),
+        as_record(stack),
+        as_record(optimizer),
         float(seq_len),
         float(global_batch),
         alike,
