@@ -15,7 +15,7 @@ not yet scattered) tensor of an all-gather, reduce-scatter or all-reduce. Times 
 
 from __future__ import annotations
 
-from math import ceil, inf, sqrt
+from math import ceil, floor, inf, sqrt
 from typing import NamedTuple
 
 from perfmodel._jit import formula
@@ -101,7 +101,7 @@ def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
 @formula
 def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float:
     """Members of the group on each node, at most ``size`` [-]."""
-    return min(size, max(1.0, devices_per_node // stride))
+    return min(size, max(1.0, float(floor(devices_per_node / stride))))
 
 
 @formula

@@ -72,7 +72,8 @@ def moe_layers_before(a: ArchitectureDims, layer: float) -> float:
 @formula
 def is_uneven(a: ArchitectureDims, p: PlanDims) -> bool:
     """Say whether the layers cannot be shared out equally over the virtual stages."""
-    return a.n_layers % (p.pp * p.vpp) != 0.0
+    stages = p.pp * p.vpp
+    return stages * float(floor(a.n_layers / stages)) != a.n_layers
 
 
 @formula
