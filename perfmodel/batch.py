@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel._jit import compile_kernel, formula, formulas_digest
+from perfmodel._jit import compile_kernel, formula, formulas_digest, inner_formula
 from perfmodel.activations import LayerBytes, layer_bytes
 from perfmodel.architecture import Architecture
 from perfmodel.dims import ArchitectureDims
@@ -31,14 +32,21 @@ from perfmodel.iteration import (
     synchronisation_time,
 )
 from perfmodel.layer import LayerCost, layer_cost, layer_cost_on, trunk_cost
-from perfmodel.memory import OptimizerDims, end_stages, heavy_stages, peak_bytes, peak_on
+from perfmodel.memory import (
+    OptimizerDims,
+    end_stages,
+    heavy_stages,
+    peak_bytes,
+    peak_on,
+    stages_are_alike,
+)
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, plan_dims
 from perfmodel.records import as_record
 from perfmodel.routing import Routing
 from perfmodel.stack import Stack
 
-Kernel = Callable[..., None]
+Kernel = Callable[..., int]
 
 PLAIN = PlanDims(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
 """One device; with sequence parallelism and ZeRO-1 where there are more."""
@@ -77,7 +85,7 @@ def layer_bytes_of_modes(
     )
 
 
-@formula
+@inner_formula
 def plan_of_row(row: Any, load: float, alike: PlanDims) -> PlanDims:
     """Return a row of :func:`plan_matrix` as a plan."""
     return PlanDims(
@@ -99,7 +107,7 @@ def plan_of_row(row: Any, load: float, alike: PlanDims) -> PlanDims:
     )
 
 
-@formula
+@inner_formula
 def same_trunk(p: PlanDims, q: PlanDims) -> bool:
     """Say whether two plans share :func:`perfmodel.layer.trunk_cost` and a layer's bytes."""
     return (
@@ -113,7 +121,10 @@ def same_trunk(p: PlanDims, q: PlanDims) -> bool:
 
 @cache
 def _kernel() -> Kernel:
-    """Compile the kernel for stages alike (:func:`perfmodel.memory.stages_are_alike`)."""
+    """Compile the kernel for stages alike (:func:`perfmodel.memory.stages_are_alike`).
+
+    Other rows get NaN as their memory; it returns how many they are.
+    """
     digest = int(formulas_digest()[:15], 16)
 
     def price_rows(
@@ -129,9 +140,9 @@ def _kernel() -> Kernel:
         rows: Any,
         step_s: Any,
         memory_bytes: Any,
-    ) -> None:
+    ) -> int:
         if digest == 0 or rows.shape[0] == 0:  # a cell of this closure, and so of the cache's key
-            return
+            return 0
         a, hw, stack = architecture[0], hardware[0], stack_[0]
         optimizer, alike = optimizer_[0], alike_[0]
         p = plan_of_row(plans[rows[0]], loads[rows[0]], alike)
@@ -144,6 +155,8 @@ def _kernel() -> Kernel:
         setting = pipeline_setting(a, hw, stack, p, seq_len, ends)
         n_microbatches = global_batch / (p.dp * p.micro_batch)
         heavy = heavy_stages(a, p, optimizer, stack, n_microbatches, ends)
+        stages_alike = stages_are_alike(a, p)
+        left = 0
         for i in range(rows.shape[0]):
             q = plan_of_row(plans[rows[i]], loads[rows[i]], alike)
             layers_alike = same_trunk(p, q) and q.ep == p.ep
@@ -161,11 +174,17 @@ def _kernel() -> Kernel:
                 setting = pipeline_setting(a, hw, stack, q, seq_len, ends)
                 n_microbatches = global_batch / (q.dp * q.micro_batch)
                 heavy = heavy_stages(a, q, optimizer, stack, n_microbatches, ends)
+                stages_alike = stages_are_alike(a, q)
             p = q
+            if not stages_alike:
+                memory_bytes[i] = nan
+                left += 1
+                continue
             mode = int(p.recompute)
             pipeline = pipeline_of_setting(stack, setting, p, totals[mode], n_microbatches)
             step_s[i] = step_total(stack, pipeline, sync, n_microbatches)
             memory_bytes[i] = peak_on(stack, heavy, held[mode])
+        return left
 
     return compile_kernel(price_rows)
 
@@ -188,9 +207,9 @@ def _kernel_of_any_stages() -> Kernel:
         rows: Any,
         step_s: Any,
         memory_bytes: Any,
-    ) -> None:
+    ) -> int:
         if digest == 0 or rows.shape[0] == 0:
-            return
+            return 0
         a, hw, stack = architecture[0], hardware[0], stack_[0]
         optimizer, alike = optimizer_[0], alike_[0]
         p = plan_of_row(plans[rows[0]], loads[rows[0]], alike)
@@ -206,6 +225,7 @@ def _kernel_of_any_stages() -> Kernel:
             sync = synchronisation_time(a, hw, stack, optimizer, p, seq_len)
             step_s[i] = step_total(stack, pipeline, sync, n_microbatches)
             memory_bytes[i] = peak_bytes(a, p, optimizer, stack, seq_len, n_microbatches)
+        return 0
 
     return compile_kernel(price_any_rows)
 
@@ -274,20 +294,9 @@ def price(
         plans,
         np.ones(len(plans)) if loads is None else loads,
     )
-    is_alike = _stages_alike(architecture.dims, plans)[rows]
-    if is_alike.all():
-        _kernel()(*given, rows, step_s, memory_bytes)
-        return step_s, memory_bytes
-    for chosen, kernel in ((is_alike, _kernel), (~is_alike, _kernel_of_any_stages)):
-        part = rows[chosen]
-        if len(part):
-            time_s, held = np.empty(len(part)), np.empty(len(part))
-            kernel()(*given, part, time_s, held)
-            step_s[chosen], memory_bytes[chosen] = time_s, held
+    if _kernel()(*given, rows, step_s, memory_bytes):
+        left = np.flatnonzero(np.isnan(memory_bytes))
+        time_s, held = np.empty(len(left)), np.empty(len(left))
+        _kernel_of_any_stages()(*given, rows[left], time_s, held)
+        step_s[left], memory_bytes[left] = time_s, held
     return step_s, memory_bytes
-
-
-def _stages_alike(a: ArchitectureDims, plans: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Mark the plans of which :func:`perfmodel.memory.stages_are_alike` is true."""
-    stages = plans[:, PRICED_COLUMNS.index("pp")] * plans[:, PRICED_COLUMNS.index("vpp")]
-    return (a.n_layers % stages == 0.0) & (a.moe_every == 1.0)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import ceil, floor, inf, sqrt
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.kernels import ramped
 
 
@@ -98,13 +98,13 @@ def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
     )
 
 
-@formula
+@inner_formula
 def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float:
     """Members of the group on each node, at most ``size`` [-]."""
     return min(size, max(1.0, float(floor(devices_per_node / stride))))
 
 
-@formula
+@inner_formula
 def leaves(level: Level, size: float, stride: float) -> bool:
     """Say whether a group has members in more than one unit of a level."""
     return level.devices > 0.0 and ranks_per_node(level.devices, size, stride) < size

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.collectives import (
     all_reduce_time,
     chain_time,
@@ -225,7 +225,7 @@ def mode_totals(cost: LayerCost, a: ArchitectureDims, stack: Stack, mode: float)
     )
 
 
-@formula
+@inner_formula
 def rank_wait(stack: Stack, p: PlanDims) -> float:
     """Wait for the slowest rank of EP x PP where the device has nothing to do [s]."""
     return stack.jitter_s * log2(p.pp) * log2(p.ep)
@@ -252,7 +252,7 @@ def stage_time(
     return time_in_setting(stack, t, s, head)
 
 
-@formula
+@inner_formula
 def time_in_setting(stack: Stack, t: ModeTotals, s: StageSetting, head: float) -> StageTime:
     """Time of one microbatch on a stage whose head takes ``head`` seconds [s]."""
     layer = stack.host_layer_s * t.host_share
@@ -324,7 +324,7 @@ def group_exchange_time(
     return time
 
 
-@formula
+@inner_formula
 def exchange_of_parameters(hw: Hardware, stack: Stack, p: PlanDims, w: StageParameters) -> float:
     """Exchange of gradients and bf16 weights of a stage once a step, before any overlap [s].
 
@@ -379,7 +379,7 @@ def attention_iteration_flop(a: ArchitectureDims) -> float:
     return 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(a.d_model, kv)
 
 
-@formula
+@inner_formula
 def update_of_parameters(
     a: ArchitectureDims,
     hw: Hardware,
@@ -469,7 +469,7 @@ def stage_hand_off_time(
     return 2.0 * p.vpp * border_time(a, hw, p, seq_len)
 
 
-@formula
+@inner_formula
 def stage_setting(
     a: ArchitectureDims,
     hw: Hardware,
@@ -490,7 +490,7 @@ def stage_setting(
     return StageSetting(c.moe, c.dense, c.loss, joined, wait, sharding, hand_off)
 
 
-@formula
+@inner_formula
 def time_of_setting(stack: Stack, t: ModeTotals, s: StageSetting) -> StageTime:
     """Return the time of one microbatch on a stage [s]."""
     return time_in_setting(stack, t, s, s.heads * t.head + s.joined * t.joined)
@@ -627,13 +627,13 @@ def uneven_pipeline_time(
     return pipeline_of_chunks(stack, node, seconds, n_microbatches, t.forward_share)
 
 
-@formula
+@inner_formula
 def pipeline_depth_cost(hw: Hardware, stack: Stack, pp: float) -> float:
     """Extra cost of a pipeline over more than one node, relative to its makespan [-]."""
     return stack.pipeline_node_cost * (ceil(pp / hw.fabric.devices_per_node) - 1.0)
 
 
-@formula
+@inner_formula
 def pipeline_setting(
     a: ArchitectureDims,
     hw: Hardware,
@@ -668,7 +668,7 @@ def pipeline_setting(
     return PipelineSetting(first, mid, other, last, has_mid, has_other, depth)
 
 
-@formula
+@inner_formula
 def pipeline_of_times(
     first: float,
     mid: float,
@@ -687,7 +687,7 @@ def pipeline_of_times(
     return PipelineTime(steady=steady, bubble=makespan - steady, pipeline_depth=depth * makespan)
 
 
-@formula
+@inner_formula
 def pipeline_of_setting(
     stack: Stack, s: PipelineSetting, p: PlanDims, t: ModeTotals, n_microbatches: float
 ) -> PipelineTime:
@@ -746,7 +746,7 @@ def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float
     return 2.0 * chain_time(hw.fabric, p.tp * p.cp * p.dp, p.pp, p.vpp, volume)
 
 
-@formula
+@inner_formula
 def synchronisation_of_ends(
     a: ArchitectureDims,
     hw: Hardware,
@@ -798,7 +798,7 @@ def synchronisation_time(
     )
 
 
-@formula
+@inner_formula
 def exposed_exchange(
     stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
 ) -> float:
@@ -811,7 +811,7 @@ def exposed_exchange(
     return sync.data_parallel - min(stack.dp_hidden * sync.data_parallel, window)
 
 
-@formula
+@inner_formula
 def step_total(
     stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
 ) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import log10, sqrt
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
@@ -224,7 +224,7 @@ def router_time(
     return max(flop / device.fp32_flops, traffic / (device.memory_bw * s.bw_eff)) + s.fixed_s
 
 
-@formula
+@inner_formula
 def ramped(volume: float, ramp_bytes: float) -> float:
     """Return the effective volume ``V (1 + sqrt(V0 / V))``: bandwidth ramps up with size [B]."""
     return volume + sqrt(ramp_bytes * volume)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import floor
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.activations import LayerBytes, layer_bytes
 from perfmodel.attention import attention_parameters
 from perfmodel.dims import ArchitectureDims
@@ -95,13 +95,13 @@ class HeavyStages(NamedTuple):
     has_behind: float
 
 
-@formula
+@inner_formula
 def stage_allocated(m: StageBytes) -> float:
     """Bytes in tensors at the peak: what the framework's allocator calls allocated [B]."""
     return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.working
 
 
-@formula
+@inner_formula
 def stage_total(m: StageBytes) -> float:
     """Sum of the buckets [B]."""
     return stage_allocated(m) + m.reserve + m.buffers
@@ -168,13 +168,13 @@ def layer_parameters(a: ArchitectureDims, p: PlanDims, moe: float) -> float:
     return count + a.d_model * (a.ffn_matrices * (a.d_shared / p.tp + experts) + a.n_experts)
 
 
-@formula
+@inner_formula
 def stage_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> StageParameters:
     """Parameters of a stage on one rank, by what shards them [-]."""
     return StageParameters(dense_parameters(a, p, c), expert_parameters(a, p, c))
 
 
-@formula
+@inner_formula
 def hold_of(
     a: ArchitectureDims,
     p: PlanDims,
@@ -218,7 +218,7 @@ def hold_of(
     )
 
 
-@formula
+@inner_formula
 def bytes_on(stack: Stack, hold: StageHold, t: LayerBytes) -> StageBytes:
     """Memory of one device of a stage [B].
 
@@ -305,7 +305,7 @@ def stage_bytes(
     return content_bytes(a, p, optimizer, stack, seq_len, n_microbatches, stage, c)
 
 
-@formula
+@inner_formula
 def end_stages(a: ArchitectureDims, p: PlanDims) -> EndStages:
     """Return what the first and the last stage of the balanced layout hold."""
     last = stage_content(a, p, p.pp - 1.0)
@@ -322,7 +322,7 @@ def stages_are_alike(a: ArchitectureDims, p: PlanDims) -> bool:
     return a.moe_every == 1.0 and not is_uneven(a, p)
 
 
-@formula
+@inner_formula
 def heavy_stages(
     a: ArchitectureDims,
     p: PlanDims,
@@ -366,7 +366,7 @@ def heavy_stages(
     )
 
 
-@formula
+@inner_formula
 def peak_on(stack: Stack, stages: HeavyStages, t: LayerBytes) -> float:
     """Memory of the heaviest of some stages; ``t`` as in :func:`bytes_on` [B]."""
     heaviest = stage_total(bytes_on(stack, stages.last, t))
