@@ -442,7 +442,7 @@ def optimizer_time(
     return update_time(a, hw, stack, optimizer, p, stage_content(a, p, stage))
 
 
-@formula
+@inner_formula
 def border_bytes(a: ArchitectureDims, p: PlanDims, seq_len: float) -> float:
     """Bytes that a rank hands to the next stage for one microbatch [B]."""
     tokens = p.micro_batch * seq_len / p.cp

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.attention import (
     AttentionTimes,
     attention_parallel_time,
@@ -93,7 +93,7 @@ class TrunkCost(NamedTuple):
     score_byte: float
 
 
-@formula
+@inner_formula
 def total(t: OperatorTimes) -> float:
     """Sum over operators [s]."""
     return (

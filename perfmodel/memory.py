@@ -138,7 +138,7 @@ def dense_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float
     return count
 
 
-@formula
+@inner_formula
 def expert_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of the routed experts of a stage on one rank [-]."""
     bias = a.expert_bias * ((a.ffn_matrices - 1.0) * a.d_expert / p.etp + a.d_model)

@@ -29,7 +29,7 @@ class PlanDims(NamedTuple):
     offload: float = 0.0  # share of the optimizer that is on the host
 
 
-@formula
+@inner_formula
 def sequence_shards(p: PlanDims) -> float:
     """Parts that a rank's tokens are in between the blocks that TP splits [-]."""
     return p.tp if p.sequence_parallel > 0.0 else 1.0

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 __all__ = ["as_record"]
 
 
+_DTYPES: dict[type, np.dtype[Any]] = {}
+
+
 def _numbers(value: Any) -> list[float]:
     """List the floats of a nested named tuple in order."""
     if not isinstance(value, tuple):
@@ -34,6 +37,9 @@ def as_record(value: tuple[Any, ...]) -> NDArray[np.void]:
     function is handed one pointer in place of every number, which makes it smaller, and quicker to
     compile and to call. The array cannot be written to.
     """
-    record = np.array(_numbers(value), dtype=np.float64).view(np.dtype(_fields(value)))
+    kind = type(value)
+    if kind not in _DTYPES:
+        _DTYPES[kind] = np.dtype(_fields(value))
+    record = np.array(_numbers(value), dtype=np.float64).view(_DTYPES[kind])
     record.flags.writeable = False
     return record
