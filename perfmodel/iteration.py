@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.collectives import (
     all_reduce_time,
     chain_time,
@@ -35,7 +35,16 @@ from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
 from perfmodel.kernels import BF16_BYTES
 from perfmodel.layer import LayerCost, OperatorTimes, total
-from perfmodel.memory import OptimizerDims, dense_parameters, expert_parameters
+from perfmodel.memory import (
+    EndStages,
+    OptimizerDims,
+    StageParameters,
+    dense_parameters,
+    end_stages,
+    expert_parameters,
+    stage_parameters,
+    stages_are_alike,
+)
 from perfmodel.mesh import (
     PlanDims,
     StageContent,
@@ -62,6 +71,30 @@ class ModeTotals(NamedTuple):
     forward_share: float  # forward time / (forward + backward), replay in the backward [-]
     head: float  # head and cross-entropy, and those and the projection of each prediction layer
     joined: float  # the projection of one prediction layer
+
+
+class StageSetting(NamedTuple):
+    """What the time of a microbatch on a stage depends on, whatever is recomputed."""
+
+    n_moe: float  # layers with experts, prediction layers included [-]
+    n_dense: float
+    heads: float  # 1 where the loss is [-]
+    joined: float  # projections of prediction layers that `ModeTotals.head` does not have [-]
+    wait: float  # of the slowest rank, where the device has nothing to do [s]
+    sharding: float  # exchange of sharded weights and gradients, before any overlap [s]
+    hand_off: float  # all hand-offs, before any overlap [s]
+
+
+class PipelineSetting(NamedTuple):
+    """The stages that the makespan of stages alike follows from, whatever is recomputed."""
+
+    first: StageSetting
+    mid: StageSetting
+    other: StageSetting  # another one between, which may be slower
+    last: StageSetting
+    has_mid: float  # 1 if it is not like the first [-]
+    has_other: float  # 1 if it is not like `mid` [-]
+    depth: float  # extra cost of a pipeline over more than one node, over the makespan [-]
 
 
 class StageTime(NamedTuple):
@@ -192,6 +225,12 @@ def mode_totals(cost: LayerCost, a: ArchitectureDims, stack: Stack, mode: float)
     )
 
 
+@inner_formula
+def rank_wait(stack: Stack, p: PlanDims) -> float:
+    """Wait for the slowest rank of EP x PP where the device has nothing to do [s]."""
+    return stack.jitter_s * log2(p.pp) * log2(p.ep)
+
+
 @formula
 def stage_time(
     t: ModeTotals,
@@ -208,16 +247,24 @@ def stage_time(
     ``sharding`` is the time to exchange sharded weights and gradients and ``hand_off`` that of
     all hand-offs, before any overlap.
     """
+    wait = rank_wait(stack, p)
+    s = StageSetting(n_moe, n_dense, 0.0, 0.0, wait, sharding, hand_off)
+    return time_in_setting(stack, t, s, head)
+
+
+@inner_formula
+def time_in_setting(stack: Stack, t: ModeTotals, s: StageSetting, head: float) -> StageTime:
+    """Time of one microbatch on a stage whose head takes ``head`` seconds [s]."""
     layer = stack.host_layer_s * t.host_share
-    host = n_moe * (layer + t.launches) + n_dense * stack.dense_layer_share * layer
+    host = s.n_moe * (layer + t.launches) + s.n_dense * stack.dense_layer_share * layer
     host += stack.host_microbatch_s
-    device = n_moe * t.moe_device + n_dense * t.dense_device
-    dispatch = n_moe * t.dispatch
+    device = s.n_moe * t.moe_device + s.n_dense * t.dense_device
+    dispatch = s.n_moe * t.dispatch
     slack = max(0.0, 1.0 - (device + dispatch) / host) if host > 0.0 else 0.0
-    jitter = stack.jitter_s * log2(p.pp) * log2(p.ep) * slack
+    jitter = s.wait * slack
     waited = dispatch - min(stack.a2a_hidden * dispatch, device)
-    gathered = max(0.0, sharding - stack.dp_hidden * device)
-    handed = (1.0 - stack.pp_hidden) * hand_off
+    gathered = max(0.0, s.sharding - stack.dp_hidden * device)
+    handed = (1.0 - stack.pp_hidden) * s.hand_off
     return StageTime(
         host=host,
         jitter=jitter,
@@ -277,10 +324,8 @@ def group_exchange_time(
     return time
 
 
-@formula
-def exchange_time(
-    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, c: StageContent
-) -> float:
+@inner_formula
+def exchange_of_parameters(hw: Hardware, stack: Stack, p: PlanDims, w: StageParameters) -> float:
     """Exchange of gradients and bf16 weights of a stage once a step, before any overlap [s].
 
     ZeRO-0 reduces gradients; ZeRO-1 scatters them and gathers weights; ZeRO-2 gathers weights;
@@ -288,9 +333,17 @@ def exchange_time(
     """
     ranks = p.dp * p.cp
     edp = p.tp * ranks / (p.etp * p.ep)
-    return group_exchange_time(
-        hw, stack, p, ranks, p.tp, dense_parameters(a, p, c)
-    ) + group_exchange_time(hw, stack, p, edp, p.etp * p.ep, expert_parameters(a, p, c))
+    return group_exchange_time(hw, stack, p, ranks, p.tp, w.dense) + group_exchange_time(
+        hw, stack, p, edp, p.etp * p.ep, w.expert
+    )
+
+
+@formula
+def exchange_time(
+    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, c: StageContent
+) -> float:
+    """:func:`exchange_of_parameters` of what a stage holds [s]."""
+    return exchange_of_parameters(hw, stack, p, stage_parameters(a, p, c))
 
 
 @formula
@@ -326,27 +379,26 @@ def attention_iteration_flop(a: ArchitectureDims) -> float:
     return 2.0 * newton_schulz_flop(a.d_model, q) + 2.0 * newton_schulz_flop(a.d_model, kv)
 
 
-@formula
-def update_time(
+@inner_formula
+def update_of_parameters(
     a: ArchitectureDims,
     hw: Hardware,
     stack: Stack,
     optimizer: OptimizerDims,
     p: PlanDims,
     c: StageContent,
+    w: StageParameters,
 ) -> float:
     """Time of the optimizer on its shards: traffic, and matrix iterations where it has them [s].
 
-    Of the share that is on the host, gradients go there and weights come back over the host's link
-    and the state is updated at the rate of the host's memory, one after the other. Matrix
-    iterations stay on the device.
+    ``w`` are the parameters of ``c``. Of the share that is on the host, gradients go there and
+    weights come back over the host's link and the state is updated at the rate of the host's
+    memory, one after the other. Matrix iterations stay on the device.
     """
-    dense = dense_parameters(a, p, c)
-    expert = expert_parameters(a, p, c)
     replicas, edp = state_shards(p)
-    sharded = dense / replicas + expert / edp
+    sharded = w.dense / replicas + w.expert / edp
     traffic = (1.0 - p.offload) * optimizer.traffic_bytes * sharded
-    traffic += hw.cast.weight_bytes * (dense + expert)  # quantised once a step, on every rank
+    traffic += hw.cast.weight_bytes * (w.dense + w.expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if p.offload > 0.0:
         moved = (stack.gradient_memory_bytes + BF16_BYTES) / hw.host.link_bw
@@ -372,6 +424,19 @@ def update_time(
 
 
 @formula
+def update_time(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    optimizer: OptimizerDims,
+    p: PlanDims,
+    c: StageContent,
+) -> float:
+    """:func:`update_of_parameters` of what a stage holds [s]."""
+    return update_of_parameters(a, hw, stack, optimizer, p, c, stage_parameters(a, p, c))
+
+
+@formula
 def optimizer_time(
     a: ArchitectureDims,
     hw: Hardware,
@@ -384,7 +449,7 @@ def optimizer_time(
     return update_time(a, hw, stack, optimizer, p, stage_content(a, p, stage))
 
 
-@formula
+@inner_formula
 def border_bytes(a: ArchitectureDims, p: PlanDims, seq_len: float) -> float:
     """Bytes that a rank hands to the next stage for one microbatch [B]."""
     tokens = p.micro_batch * seq_len / p.cp
@@ -399,11 +464,43 @@ def border_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) 
 
 
 @formula
-def stage_hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float) -> float:
-    """All hand-offs of one microbatch on a stage: each chunk receives and sends, both ways [s]."""
-    if p.pp <= 1.0:
+def stage_hand_off_time(
+    a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims, seq_len: float
+) -> float:
+    """All hand-offs of one microbatch on a stage: each chunk receives and sends, both ways [s].
+
+    0 with a stack that hides them all.
+    """
+    if p.pp <= 1.0 or stack.pp_hidden >= 1.0:
         return 0.0
     return 2.0 * p.vpp * border_time(a, hw, p, seq_len)
+
+
+@inner_formula
+def stage_setting(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    p: PlanDims,
+    wait: float,
+    hand_off: float,
+    c: StageContent,
+) -> StageSetting:
+    """Return what the time of a microbatch on a stage depends on beside recompute.
+
+    Head, cross-entropy and the logits of every prediction layer are where the loss is (Megatron-LM
+    #5318); the projection of a prediction layer is on that layer's stage. ``wait`` is
+    :func:`rank_wait` and ``hand_off`` is :func:`stage_hand_off_time`.
+    """
+    joined = c.prediction - c.loss * (a.mtp_dense + a.mtp_moe)
+    sharding = sharding_time(a, hw, stack, p, c)
+    return StageSetting(c.moe, c.dense, c.loss, joined, wait, sharding, hand_off)
+
+
+@inner_formula
+def time_of_setting(stack: Stack, t: ModeTotals, s: StageSetting) -> StageTime:
+    """Return the time of one microbatch on a stage [s]."""
+    return time_in_setting(stack, t, s, s.heads * t.head + s.joined * t.joined)
 
 
 @formula
@@ -416,22 +513,10 @@ def time_of_content(
     seq_len: float,
     c: StageContent,
 ) -> StageTime:
-    """Return the time of one microbatch on a stage [s].
-
-    Head, cross-entropy and the logits of every prediction layer are where the loss is (Megatron-LM
-    #5318); the projection of a prediction layer is on that layer's stage.
-    """
-    prediction = a.mtp_dense + a.mtp_moe
-    head = 0.0
-    if c.loss > 0.0:
-        head = t.head
-        if c.prediction != prediction:
-            head += (c.prediction - prediction) * t.joined
-    elif c.prediction > 0.0:
-        head = c.prediction * t.joined
-    sharding = sharding_time(a, hw, stack, p, c)
-    hand_off = stage_hand_off_time(a, hw, p, seq_len) if stack.pp_hidden < 1.0 else 0.0
-    return stage_time(t, stack, p, c.moe, c.dense, head, sharding, hand_off)
+    """Return the time of one microbatch on a stage [s]."""
+    hand_off = stage_hand_off_time(a, hw, stack, p, seq_len)
+    setting = stage_setting(a, hw, stack, p, rank_wait(stack, p), hand_off, c)
+    return time_of_setting(stack, t, setting)
 
 
 @formula
@@ -549,6 +634,81 @@ def uneven_pipeline_time(
     return pipeline_of_chunks(stack, node, seconds, n_microbatches, t.forward_share)
 
 
+@inner_formula
+def pipeline_depth_cost(hw: Hardware, stack: Stack, pp: float) -> float:
+    """Extra cost of a pipeline over more than one node, relative to its makespan [-]."""
+    return stack.pipeline_node_cost * (ceil(pp / hw.fabric.devices_per_node) - 1.0)
+
+
+@inner_formula
+def pipeline_setting(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    p: PlanDims,
+    seq_len: float,
+    ends: EndStages,
+) -> PipelineSetting:
+    """Return the stages that the makespan follows from, where stages are alike.
+
+    See :func:`perfmodel.memory.stages_are_alike`; ``ends`` is :func:`perfmodel.memory.end_stages`.
+    """
+    wait = rank_wait(stack, p)
+    hand_off = stage_hand_off_time(a, hw, stack, p, seq_len)
+    last = stage_setting(a, hw, stack, p, wait, hand_off, ends.last)
+    first = last
+    if p.pp > 1.0:
+        first = stage_setting(a, hw, stack, p, wait, hand_off, ends.first)
+    mid, other = first, first
+    has_mid, has_other = 0.0, 0.0
+    if p.pp > 2.0 and a.first_k_dense > 0.0:
+        has_mid = 1.0
+        c = stage_content(a, p, p.pp - 2.0)
+        mid = stage_setting(a, hw, stack, p, wait, hand_off, c)
+        if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
+            has_other = 1.0
+            other = stage_setting(a, hw, stack, p, wait, hand_off, stage_content(a, p, 1.0))
+    elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
+        has_mid = 1.0
+        mid = stage_setting(a, hw, stack, p, wait, hand_off, plain_content(a, p, 1.0))
+    depth = pipeline_depth_cost(hw, stack, p.pp)
+    return PipelineSetting(first, mid, other, last, has_mid, has_other, depth)
+
+
+@inner_formula
+def pipeline_of_times(
+    first: float,
+    mid: float,
+    last: float,
+    depth: float,
+    p: PlanDims,
+    t: ModeTotals,
+    n_microbatches: float,
+) -> PipelineTime:
+    """Time of a pipeline from that of a microbatch on its stages [s].
+
+    ``depth`` is :func:`pipeline_depth_cost`.
+    """
+    makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
+    steady = n_microbatches * last
+    return PipelineTime(steady=steady, bubble=makespan - steady, pipeline_depth=depth * makespan)
+
+
+@inner_formula
+def pipeline_of_setting(
+    stack: Stack, s: PipelineSetting, p: PlanDims, t: ModeTotals, n_microbatches: float
+) -> PipelineTime:
+    """Time from the first microbatch's forward to the last one's backward, stages alike [s]."""
+    last = time_of_setting(stack, t, s.last).time
+    first = time_of_setting(stack, t, s.first).time if p.pp > 1.0 else last
+    mid = first
+    if s.has_mid > 0.0:
+        mid = time_of_setting(stack, t, s.mid).time
+    if s.has_other > 0.0:
+        mid = max(mid, time_of_setting(stack, t, s.other).time)
+    return pipeline_of_times(first, mid, last, s.depth, p, t, n_microbatches)
+
+
 @formula
 def pipeline_time(
     a: ArchitectureDims,
@@ -566,26 +726,18 @@ def pipeline_time(
     """
     if is_uneven(a, p):
         return uneven_pipeline_time(a, hw, stack, p, t, seq_len, n_microbatches)
-    last = time_of_stage(a, hw, stack, p, t, seq_len, p.pp - 1.0).time
-    first = time_of_stage(a, hw, stack, p, t, seq_len, 0.0).time
-    mid = first
     if a.moe_every > 1.0 and p.pp > 1.0:  # dense layers all over: the slowest plain stage
+        last = time_of_stage(a, hw, stack, p, t, seq_len, p.pp - 1.0).time
+        first = time_of_stage(a, hw, stack, p, t, seq_len, 0.0).time
         stage = 1.0
         mid = plain_stage_time(a, hw, stack, p, t, seq_len, stage)
         while stage < p.pp - 2.0:
             stage += 1.0
             mid = max(mid, plain_stage_time(a, hw, stack, p, t, seq_len, stage))
-    elif p.pp > 2.0 and a.first_k_dense > 0.0:
-        mid = time_of_stage(a, hw, stack, p, t, seq_len, p.pp - 2.0).time
-        if dense_layers_of_stage(a, p, 1.0) > 0.0:  # dense layers beyond the first stage
-            mid = max(mid, time_of_stage(a, hw, stack, p, t, seq_len, 1.0).time)
-    elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
-        mid = plain_stage_time(a, hw, stack, p, t, seq_len, 1.0)
-    makespan = makespan_interleaved(first, mid, last, p.pp, p.vpp, n_microbatches, t.forward_share)
-    nodes = ceil(p.pp / hw.fabric.devices_per_node)
-    depth = stack.pipeline_node_cost * (nodes - 1.0) * makespan
-    steady = n_microbatches * last
-    return PipelineTime(steady=steady, bubble=makespan - steady, pipeline_depth=depth)
+        depth = pipeline_depth_cost(hw, stack, p.pp)
+        return pipeline_of_times(first, mid, last, depth, p, t, n_microbatches)
+    setting = pipeline_setting(a, hw, stack, p, seq_len, end_stages(a, p))
+    return pipeline_of_setting(stack, setting, p, t, n_microbatches)
 
 
 @formula
@@ -601,6 +753,31 @@ def hand_off_time(a: ArchitectureDims, hw: Hardware, p: PlanDims, seq_len: float
     return 2.0 * chain_time(hw.fabric, p.tp * p.cp * p.dp, p.pp, p.vpp, volume)
 
 
+@inner_formula
+def synchronisation_of_ends(
+    a: ArchitectureDims,
+    hw: Hardware,
+    stack: Stack,
+    optimizer: OptimizerDims,
+    p: PlanDims,
+    seq_len: float,
+    ends: EndStages,
+) -> SynchronisationTime:
+    """:func:`synchronisation_time` where no stage holds more than the first or the last [s]."""
+    exchange = exchange_of_parameters(hw, stack, p, ends.of_last)
+    update = update_of_parameters(a, hw, stack, optimizer, p, ends.last, ends.of_last)
+    if p.pp > 1.0:
+        exchange = max(exchange, exchange_of_parameters(hw, stack, p, ends.of_first))
+        of_first = update_of_parameters(a, hw, stack, optimizer, p, ends.first, ends.of_first)
+        update = max(update, of_first)
+    return SynchronisationTime(
+        hand_off=hand_off_time(a, hw, p, seq_len),
+        data_parallel=exchange,
+        optimizer=update,
+        step_host=stack.step_host_s,
+    )
+
+
 @formula
 def synchronisation_time(
     a: ArchitectureDims,
@@ -611,27 +788,24 @@ def synchronisation_time(
     seq_len: float,
 ) -> SynchronisationTime:
     """Time of what does not depend on the recompute mode: hand-offs, gradients, optimizer [s]."""
-    final = p.pp - 1.0
-    exchange = data_parallel_time(a, hw, stack, p, final)
-    update = optimizer_time(a, hw, stack, optimizer, p, final)
-    if p.pp > 1.0:
-        exchange = max(exchange, data_parallel_time(a, hw, stack, p, 0.0))
-        update = max(update, optimizer_time(a, hw, stack, optimizer, p, 0.0))
-    if a.moe_every > 1.0 or is_uneven(a, p):  # a stage between may hold more than either
-        stage = 1.0
-        while stage < final:
-            exchange = max(exchange, data_parallel_time(a, hw, stack, p, stage))
-            update = max(update, optimizer_time(a, hw, stack, optimizer, p, stage))
-            stage += 1.0
+    sync = synchronisation_of_ends(a, hw, stack, optimizer, p, seq_len, end_stages(a, p))
+    if stages_are_alike(a, p):
+        return sync
+    exchange, update = sync.data_parallel, sync.optimizer
+    stage = 1.0
+    while stage < p.pp - 1.0:  # a stage between may hold more than either end
+        exchange = max(exchange, data_parallel_time(a, hw, stack, p, stage))
+        update = max(update, optimizer_time(a, hw, stack, optimizer, p, stage))
+        stage += 1.0
     return SynchronisationTime(
-        hand_off=hand_off_time(a, hw, p, seq_len),
+        hand_off=sync.hand_off,
         data_parallel=exchange,
         optimizer=update,
-        step_host=stack.step_host_s,
+        step_host=sync.step_host,
     )
 
 
-@formula
+@inner_formula
 def exposed_exchange(
     stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
 ) -> float:
@@ -644,7 +818,7 @@ def exposed_exchange(
     return sync.data_parallel - min(stack.dp_hidden * sync.data_parallel, window)
 
 
-@formula
+@inner_formula
 def step_total(
     stack: Stack, pipeline: PipelineTime, sync: SynchronisationTime, n_microbatches: float
 ) -> float:

@@ -20,9 +20,10 @@ from perfmodel.layouts import contents_of
 from perfmodel.memory import (
     OptimizerDims,
     StageBytes,
-    bytes_of,
-    rank_parameters,
+    bytes_on,
+    hold_of,
     stage_allocated,
+    stage_parameters,
     stage_total,
 )
 from perfmodel.mesh import PlanDims, StageContent
@@ -75,11 +76,12 @@ class MemoryCase(NamedTuple):
 def stages_of_case(case: MemoryCase, stack: Stack) -> tuple[StageBytes, ...]:
     """Return the buckets of every stage of a run [B]."""
     t = layer_bytes(case.a, case.p, stack, case.seq_len, case.p.recompute)
-    r, n = rank_parameters(case.a, case.p), case.n_microbatches
-    return tuple(
-        bytes_of(case.a, case.p, case.optimizer, stack, n, float(i), c, t, r)
+    a, p, n = case.a, case.p, case.n_microbatches
+    holds = (
+        hold_of(a, p, case.optimizer, stack, n, float(i), c, stage_parameters(a, p, c))
         for i, c in enumerate(case.contents)
     )
+    return tuple(bytes_on(stack, hold, t) for hold in holds)
 
 
 def measured_part(m: StageBytes, peak: Peak) -> float:
