@@ -20,17 +20,9 @@ from perfmodel._jit import compile_kernel, formula, formulas_digest, inner_formu
 from perfmodel.activations import LayerBytes, layer_bytes
 from perfmodel.architecture import Architecture
 from perfmodel.dims import ArchitectureDims
+from perfmodel.exchange import synchronisation_of_ends, synchronisation_time
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import (
-    ModeTotals,
-    mode_totals,
-    pipeline_of_setting,
-    pipeline_setting,
-    pipeline_time,
-    step_total,
-    synchronisation_of_ends,
-    synchronisation_time,
-)
+from perfmodel.iteration import pipeline_of_setting, pipeline_setting, pipeline_time, step_total
 from perfmodel.layer import LayerCost, layer_cost, layer_cost_on, trunk_cost
 from perfmodel.memory import (
     OptimizerDims,
@@ -41,6 +33,7 @@ from perfmodel.memory import (
     stages_are_alike,
 )
 from perfmodel.mesh import PlanDims
+from perfmodel.modes import ModeTotals, mode_totals
 from perfmodel.plan import Plan, PlanTable, plan_dims
 from perfmodel.records import as_record
 from perfmodel.routing import Routing

@@ -10,24 +10,22 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, fitted_stacks, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
+from perfmodel.exchange import SynchronisationTime, synchronisation_time
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
-    SynchronisationTime,
     exposed_exchange,
-    layer_times,
-    mode_totals,
     pipeline_time,
     step_total,
-    synchronisation_time,
     time_of_content,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
 from perfmodel.memory import StageBytes, content_bytes, stage_total
 from perfmodel.mesh import PlanDims, StageContent, is_uneven
+from perfmodel.modes import layer_times, mode_totals
 from perfmodel.plan import Plan, Recompute, plan_dims
 from perfmodel.ranges import option_flags, partial_nodes, range_flags, unmeasured_parts
 from perfmodel.replay import latent_up_share, replay_of

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from perfmodel.architecture import Architecture
 from perfmodel.calibration.stacks import StackProfile
 from perfmodel.dims import ArchitectureDims
+from perfmodel.exchange import synchronisation_time
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import mode_totals, pipeline_time, step_total, synchronisation_time
+from perfmodel.iteration import pipeline_time, step_total
 from perfmodel.layer import layer_cost
 from perfmodel.memory import OptimizerDims
 from perfmodel.mesh import PlanDims
+from perfmodel.modes import mode_totals
 from perfmodel.plan import Module, Plan
 from perfmodel.routing import Routing
 from perfmodel.stack import Stack

@@ -14,18 +14,11 @@ from perfmodel.collectives import (
     all_to_all_time,
     distinct,
 )
+from perfmodel.exchange import SynchronisationTime
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import (
-    ModeTotals,
-    PipelineTime,
-    SynchronisationTime,
-    exposed_exchange,
-    layer_times,
-    mode_totals,
-    stage_time,
-    step_total,
-)
+from perfmodel.iteration import PipelineTime, exposed_exchange, stage_time, step_total
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
+from perfmodel.modes import ModeTotals, layer_times, mode_totals
 from perfmodel.replay import replay_of
 
 from .option_strategies import (

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.iteration import ModeTotals, host_replay, mode_totals, with_replay
 from perfmodel.layer import OperatorTimes
+from perfmodel.modes import ModeTotals, host_replay, mode_totals, with_replay
 from perfmodel.plan import Module, Plan, Recompute
 from perfmodel.replay import FIRST_MODULE_CODE, MODULE_BITS, latent_up_share, replay_of
 

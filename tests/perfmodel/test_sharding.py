@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from perfmodel.architecture import Architecture, ParameterConvention
 from perfmodel.calibration.packs import load_pack, shipped_packs
 from perfmodel.cluster import Batch, Optimizer
+from perfmodel.exchange import exchange_time, optimizer_time, sharding_time, update_time
 from perfmodel.hardware import ASSUMED_HOST, Hardware, Host
-from perfmodel.iteration import (
-    exchange_time,
-    optimizer_time,
-    sharding_time,
-    update_time,
-)
 from perfmodel.mesh import PlanDims, stage_content, state_shards
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
