@@ -35,6 +35,7 @@ from perfmodel.memory import (
 from perfmodel.mesh import PlanDims
 from perfmodel.modes import ModeTotals, mode_totals
 from perfmodel.plan import Plan, PlanTable, plan_dims
+from perfmodel.precision import Precision, saved_activation_bytes
 from perfmodel.records import as_record
 from perfmodel.routing import Routing
 from perfmodel.stack import Stack
@@ -97,6 +98,7 @@ def plan_of_row(row: Any, load: float, alike: PlanDims) -> PlanDims:
         alike.instances,
         alike.heads_over_cp,
         alike.offload,
+        alike.saved_bytes,
     )
 
 
@@ -231,9 +233,10 @@ def plan_matrix(table: PlanTable) -> NDArray[np.float64]:
     )
 
 
-def alike_of(table: PlanTable) -> PlanDims:
+def alike_of(table: PlanTable, precision: Precision = Precision.BF16) -> PlanDims:
     """Return what all plans of a table have in common, as :func:`price` takes it."""
-    return plan_dims(Plan.model_validate({"dp": 1, **table.options}))
+    plan = Plan.model_validate({"dp": 1, **table.options})
+    return plan_dims(plan, saved_bytes=saved_activation_bytes(precision))
 
 
 def loads_of(table: PlanTable, routing: Routing) -> NDArray[np.float64]:

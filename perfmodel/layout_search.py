@@ -208,7 +208,7 @@ class _Case:
             optimizer=self.batch.optimizer.dims,
             seq_len=self.batch.seq_len,
             global_batch=self.batch.global_batch,
-            alike=alike_of(part),
+            alike=alike_of(part, self.batch.precision),
             loads=loads_of(part, self.batch.routing),
         )
         return PricedRows(rows, step_s, memory)

@@ -27,6 +27,7 @@ class PlanDims(NamedTuple):
     instances: float = 1.0  # replicas of the sharded optimizer (HSDP with zero=3)
     heads_over_cp: float = 0.0  # 1: CP exchanges heads all-to-all; 0: keys and values in a ring
     offload: float = 0.0  # share of the optimizer that is on the host
+    saved_bytes: float = 2.0  # of each element of a linear layer's input, kept for its backward [B]
 
 
 @inner_formula

@@ -27,6 +27,7 @@ from perfmodel.memory import StageBytes, content_bytes, stage_total
 from perfmodel.mesh import PlanDims, StageContent, is_uneven
 from perfmodel.modes import layer_times, mode_totals
 from perfmodel.plan import Plan, Recompute, plan_dims
+from perfmodel.precision import saved_activation_bytes
 from perfmodel.ranges import option_flags, partial_nodes, range_flags, unmeasured_parts
 from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation, violations
@@ -132,7 +133,8 @@ class StepModel:
     @cached_property
     def dims(self) -> PlanDims:
         """The plan as the formulas take it."""
-        return plan_dims(self.plan, self.batch.routing.load(self.plan.ep))
+        saved = saved_activation_bytes(self.batch.precision)
+        return plan_dims(self.plan, self.batch.routing.load(self.plan.ep), saved)
 
     @cached_property
     def n_microbatches(self) -> int:

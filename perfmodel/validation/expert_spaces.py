@@ -75,7 +75,7 @@ class PricedSpace:
             optimizer=batch.optimizer.dims,
             seq_len=batch.seq_len,
             global_batch=batch.global_batch,
-            alike=alike_of(self.table),
+            alike=alike_of(self.table, batch.precision),
             loads=loads_of(self.table, batch.routing),
         )
 

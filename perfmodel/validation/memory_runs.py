@@ -28,6 +28,7 @@ from perfmodel.memory import (
 )
 from perfmodel.mesh import PlanDims, StageContent
 from perfmodel.plan import Plan, Recompute, plan_dims
+from perfmodel.precision import saved_activation_bytes
 from perfmodel.stack import Stack
 from perfmodel.stages import StageLayout
 from perfmodel.validation.published import PublishedRun, published_runs
@@ -121,7 +122,8 @@ def _stack_of(source: str) -> str | None:
 
 
 def _dims(run: PublishedRun) -> PlanDims:
-    p = plan_dims(run.plan, run.batch.routing.load(run.ep))
+    saved = saved_activation_bytes(run.batch.precision)
+    p = plan_dims(run.plan, run.batch.routing.load(run.ep), saved)
     if run.zero_group is not None and run.dp * run.cp % run.zero_group == 0:
         p = p._replace(instances=run.dp * run.cp / run.zero_group)
     if run.source.startswith("TorchTitan") and run.recompute == "selective":
