@@ -4,8 +4,8 @@ The kernel walks the rows of a plan table in order and evaluates each part only 
 that it depends on change: what EP does not touch by (tp, etp, cp, micro_batch), layers by ep as
 well, stages by (pp, vpp, dp) besides; the rest is a few dozen operations for each recompute mode.
 Rows whose stages are uneven, or whose layers alternate, go one by one through a second kernel,
-which is compiled when the first of them is met. A table sorted by (tp, etp, cp, ep, micro_batch), as
-:meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
+which is compiled when the first of them is met. A table sorted by (tp, etp, cp, ep, micro_batch),
+as :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
 """
 
 from __future__ import annotations
