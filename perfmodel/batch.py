@@ -1,9 +1,11 @@
 """The same formulas over many plans of one architecture, compiled.
 
-The kernel walks the rows of a plan table in order and evaluates the layer costs and a layer's
-bytes only where the degrees that they depend on change, and likewise what no recompute mode
-touches. A table sorted by (tp, etp, cp, ep, micro_batch), as
-:meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
+The kernel walks the rows of a plan table in order and evaluates each part only where the degrees
+that it depends on change: what EP does not touch by (tp, etp, cp, micro_batch), layers by ep as
+well, stages by (pp, vpp, dp) besides; the rest is a few dozen operations for each recompute mode.
+Rows whose stages are uneven, or whose layers alternate, go one by one through a second kernel,
+which is compiled when the first of them is met. A table sorted by (tp, etp, cp, ep, micro_batch),
+as :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
 """
 
 from __future__ import annotations
