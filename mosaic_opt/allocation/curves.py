@@ -168,6 +168,12 @@ class Levels(NamedTuple):
             return needed if needed <= self.most else inf
         return next((level for level in self.listed if level >= tokens), inf)
 
+    def at_most(self, tokens: float) -> float:
+        """Return what a candidate trains on if the window delivers ``tokens``; 0 if too few."""
+        if self.listed is None:
+            return min(tokens, self.most) if tokens >= self.least <= self.most else 0.0
+        return max((level for level in self.listed if level <= tokens), default=0.0)
+
     @property
     def largest(self) -> float:
         """The most tokens that the rule allows; inf where nothing ends it."""
@@ -295,5 +301,9 @@ def _append_lower(
 
 
 def best_at(envelope: Pieces, days: float) -> Piece | None:
-    """Return the piece of a lower envelope at a window, or None before the first [day]."""
-    return next((p for p in envelope if p.days_from <= days <= p.days_to), None)
+    """Return the piece of a lower envelope at a window; None before the first, after the last.
+
+    Where two meet it is the later one, which may begin there with a lower loss.
+    """
+    begun = (p for p in reversed(envelope) if p.days_from <= days <= p.days_to)
+    return next(begun, None)

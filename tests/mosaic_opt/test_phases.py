@@ -74,9 +74,7 @@ def test_both_sides_of_every_breakpoint_agree_with_solve(spec: dict[str, Any]) -
             assert {solved_at(spec, days)[0] for days in inside} == {phase.architecture}
         if begin > 0.0 and phase is found.phases[0]:
             assert solved_at(spec, begin * (1.0 - 1e-9)) == (None, None)
-        assert solved_at(spec, end * (1.0 - 1e-12))[1] == pytest.approx(
-            phase.loss_to, rel=1e-11
-        )
+        assert solved_at(spec, end * (1.0 - 1e-12))[1] == pytest.approx(phase.loss_to, rel=1e-11)
 
 
 def test_a_window_of_each_phase_of_a_small_envelope() -> None:
@@ -154,9 +152,7 @@ def test_the_range_asked_for_cuts_the_phases() -> None:
     assert part.phases[-1].days_to == 2.0
     kept = [p for p in every.phases if p.days_from < 2.0 and p.days_to > 0.5]
     assert [p.architecture for p in part.phases] == [p.architecture for p in kept]
-    assert part.phases[0].loss_from == solved_at(
-        envelope.model_dump(mode="json"), 0.5
-    )[1]
+    assert part.phases[0].loss_from == solved_at(envelope.model_dump(mode="json"), 0.5)[1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(2.0, 1.0), (-1.0, 1.0), (0.0, 1e6), (1.0, 1.0)])
