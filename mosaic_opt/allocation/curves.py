@@ -31,7 +31,7 @@ class TokenForm(NamedTuple):
 class Curve(NamedTuple):
     """A candidate on the cluster: its best layout, its speed, and its loss in tokens."""
 
-    index: int
+    candidate: int
     row: int
     step_s: float
     memory_bytes: float
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
     days_from: float
     days_to: float
-    index: int
+    candidate: int
     floor: float
     slope: float
     binding: str  # what sets the tokens, as in `Tokens`
@@ -125,7 +125,7 @@ def _curve(
     n_active, split = float(problem.n_active(index)), problem.expert_split(index)
     size = (float(problem.n_total(index)), n_active, split)
     curve = Curve(
-        index=index,
+        candidate=index,
         row=row,
         step_s=step_s,
         memory_bytes=memory_bytes,
@@ -201,7 +201,7 @@ def pieces(problem: Problem, curve: Curve, beta: float) -> Pieces:
     rule = levels(problem, curve)
     if rule.empty:
         return ()
-    k, index = curve.tokens_per_day, curve.index
+    k, index = curve.tokens_per_day, curve.candidate
     if rule.listed is not None:
         ends = [*(d / k for d in rule.listed[1:]), inf]
         found = [
@@ -282,7 +282,7 @@ def _append(out: list[Piece], piece: Piece, start: float, end: float) -> None:
 def _append_lower(
     out: list[Piece], a: Piece, b: Piece, start: float, end: float, beta: float
 ) -> None:
-    if b.index < a.index:
+    if b.candidate < a.candidate:
         a, b = b, a
     rise, ahead = a.slope - b.slope, a.floor - b.floor
     if rise == 0.0:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import ConfigDict
 
 from mosaic_opt.allocation.curves import Curve, levels, survey, token_form
-from mosaic_opt.allocation.phases import node_counts, with_nodes
+from mosaic_opt.allocation.variants import node_counts, with_nodes
 from mosaic_opt.backends.base import ProgressCallback
 from mosaic_opt.envelope import MAX_WINDOW_DAYS, SECONDS_PER_DAY, Envelope
 from mosaic_opt.errors import MosaicError
@@ -234,7 +234,7 @@ def least_days(problem: Problem, curve: Curve, target_loss: float, beta: float) 
     while longer < 1e-6:
         days = tokens / k * (1.0 + longer)
         trained = rule.at_most(k * days * (1.0 - 5e-16))
-        if trained and problem.loss(curve.index, trained) <= target_loss:
+        if trained and problem.loss(curve.candidate, trained) <= target_loss:
             return days
         longer *= 2.0
     return inf
@@ -250,7 +250,9 @@ def _on_cluster(
         detail = "no candidate has a layout that is legal and fits"
         return Missed(nodes=nodes, n_devices=n_devices, detail=detail, lowest_loss=None)
     times = [least_days(problem, curve, target_loss, beta) for curve in curves]
-    days, curve = min(zip(times, curves, strict=True), key=lambda pair: (pair[0], pair[1].index))
+    days, curve = min(
+        zip(times, curves, strict=True), key=lambda pair: (pair[0], pair[1].candidate)
+    )
     if days > MAX_WINDOW_DAYS:
         lowest = _lowest_loss(problem, curves)
         detail = f"no candidate reaches {target_loss:g} nats/token in {MAX_WINDOW_DAYS:g} days"
@@ -267,7 +269,7 @@ def _on_cluster(
             lowest_loss=_lowest_loss(problem, curves),
         )
     plan = problem.table.plan(curve.row)
-    step = problem.reprice(curve.index, plan)
+    step = problem.reprice(curve.candidate, plan)
     tokens = levels(problem, curve).at_most(curve.tokens_per_day * days)
     return Reach(
         nodes=nodes,
@@ -276,13 +278,13 @@ def _on_cluster(
         gpu_hours=24.0 * days * n_devices,
         cost=None,
         energy_j=None,
-        architecture=problem.architectures[curve.index].name,
-        n_active=problem.n_active(curve.index),
-        n_total=problem.n_total(curve.index),
+        architecture=problem.architectures[curve.candidate].name,
+        n_active=problem.n_active(curve.candidate),
+        n_total=problem.n_total(curve.candidate),
         plan=plan,
         tokens=tokens,
         tokens_per_parameter=tokens / curve.n_active,
-        loss=problem.loss(curve.index, tokens),
+        loss=problem.loss(curve.candidate, tokens),
         mfu=step.mfu,
         step_time_s=curve.step_s,
         step_source=step.sources["step_time_s"],
@@ -293,7 +295,7 @@ def _on_cluster(
 def _lowest_loss(problem: Problem, curves: Sequence[Curve]) -> float | None:
     """Return the lowest loss of any candidate in the longest window, if any meets the rule."""
     trained = ((c, levels(problem, c).at_most(c.tokens_per_day * MAX_WINDOW_DAYS)) for c in curves)
-    return min((problem.loss(c.index, tokens) for c, tokens in trained if tokens), default=None)
+    return min((problem.loss(c.candidate, tokens) for c, tokens in trained if tokens), default=None)
 
 
 def _priced(reach: Reach, price: float | None, watts: float | None) -> Reach:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 
 from mosaic_opt.allocation.curves import (
     Curve,
@@ -17,14 +17,13 @@ from mosaic_opt.allocation.curves import (
     survey,
     token_form,
 )
+from mosaic_opt.allocation.variants import node_counts, with_nodes
 from mosaic_opt.backends.base import ProgressCallback
 from mosaic_opt.envelope import MAX_WINDOW_DAYS, Envelope
-from mosaic_opt.errors import EnvelopeError, MosaicError
+from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.solver import provenance
-from perfmodel.cluster import MAX_NODES, Cluster
-from perfmodel.errors import PerfmodelError
-from perfmodel.frozen import Frozen, explain
+from perfmodel.frozen import Frozen
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
 
@@ -166,14 +165,14 @@ def phases(
             f"{MAX_WINDOW_DAYS:g} at most."
         )
     problem = Problem(envelope)
-    curves = {c.index: c for c in survey(problem, workers=workers, progress=progress)}
+    curves = {c.candidate: c for c in survey(problem, workers=workers, progress=progress)}
     found = window_optima(problem, tuple(curves.values()))
     inside = tuple(
         p._replace(days_from=max(p.days_from, days_from), days_to=min(p.days_to, days_to))
         for p in found
         if p.days_from < days_to and p.days_to > days_from
     )
-    groups = (tuple(group) for _, group in groupby(inside, key=lambda piece: piece.index))
+    groups = (tuple(group) for _, group in groupby(inside, key=lambda piece: piece.candidate))
     return Phases(
         name=envelope.name,
         nodes=envelope.cluster.nodes,
@@ -182,7 +181,7 @@ def phases(
         days_to=days_to,
         candidates=len(problem.architectures),
         with_layout=len(curves),
-        phases=tuple(_phase(problem, curves[group[0].index], group) for group in groups),
+        phases=tuple(_phase(problem, curves[group[0].candidate], group) for group in groups),
         loss_source=envelope.law.basis,
         provenance=provenance(problem, "enumerate"),
     )
@@ -219,51 +218,8 @@ def window_optima(problem: Problem, curves: Sequence[Curve]) -> Pieces:
     return lower_envelope([pieces(problem, curve, beta) for curve in curves], beta)
 
 
-def node_counts(nodes: Sequence[int]) -> tuple[int, ...]:
-    """Check node counts, drop repetitions, and sort them.
-
-    Raises
-    ------
-    MosaicError
-        None, or one out of range.
-    """
-    if not nodes:
-        raise MosaicError("nodes is empty: give at least one node count, as in 16,32,64.")
-    for n in nodes:
-        if not 1 <= n <= MAX_NODES:
-            raise MosaicError(f"nodes={n} must be from 1 to {MAX_NODES}.")
-    return tuple(sorted(set(nodes)))
-
-
-def with_nodes(envelope: Envelope, nodes: int) -> Envelope:
-    """Return the envelope on another number of the same nodes.
-
-    Raises
-    ------
-    EnvelopeError
-        The cluster cannot have so many; one sentence.
-    """
-    old = envelope.cluster
-    devices = None if old.devices is None else nodes * old.devices_per_node
-    try:
-        cluster = Cluster(
-            hardware=old.hardware,
-            nodes=nodes,
-            memory_bytes=old.memory_bytes,
-            devices=devices,
-            levels=old.levels,
-        )
-        _ = cluster.constants
-        fields = {name: getattr(envelope, name) for name in Envelope.model_fields}
-        return Envelope(**(fields | {"cluster": cluster}))
-    except ValidationError as error:
-        raise EnvelopeError(f"nodes={nodes}: {explain(error, Envelope)}.") from None
-    except PerfmodelError as error:
-        raise EnvelopeError(f"nodes={nodes}: {str(error).rstrip('.')}.") from None
-
-
 def _phase(problem: Problem, curve: Curve, group: Pieces) -> Phase:
-    index, first, last = curve.index, group[0], group[-1]
+    index, first, last = curve.candidate, group[0], group[-1]
     architecture = problem.architectures[index]
     plan = problem.table.plan(curve.row)
     step = problem.reprice(index, plan)
@@ -296,4 +252,4 @@ def _tokens(curve: Curve, piece: Piece, days: float) -> float:
 
 
 def _loss(problem: Problem, curve: Curve, piece: Piece, days: float) -> float:
-    return problem.loss(curve.index, _tokens(curve, piece, days))
+    return problem.loss(curve.candidate, _tokens(curve, piece, days))

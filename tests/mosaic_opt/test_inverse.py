@@ -71,8 +71,8 @@ def test_the_closed_form_is_equation_27_inverted() -> None:
     for curve in survey(problem)[::3]:
         target = 1.05 * curve.floor
         c_peak_per_day = problem.envelope.cluster.peak_flops * problem.envelope.cluster.n_devices
-        step = problem.reprice(curve.index, problem.table.plan(curve.row))
-        flops = problem.architectures[curve.index].flops_per_token(
+        step = problem.reprice(curve.candidate, problem.table.plan(curve.row))
+        flops = problem.architectures[curve.candidate].flops_per_token(
             problem.envelope.mfu_convention, problem.envelope.batch.seq_len
         )
         psi = problem.envelope.law.b * (flops / step.mfu) ** beta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,12 +13,11 @@ from lawfit import ChinchillaLaw, JointLaw, Monomial, load_law
 from mosaic_opt.allocation.curves import Piece, best_at, lower_envelope, survey, token_form
 from mosaic_opt.allocation.phases import (
     Phases,
-    node_counts,
     phases,
     phases_by_nodes,
     window_optima,
-    with_nodes,
 )
+from mosaic_opt.allocation.variants import node_counts, with_nodes
 from mosaic_opt.backends.base import Limits
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import MAX_WINDOW_DAYS, Envelope, parse_envelope
@@ -58,7 +58,7 @@ def test_agrees_with_solve_at_any_window(spec: dict[str, Any], windows: list[flo
         if piece is None:
             assert name is None
             continue
-        assert name == problem.architectures[piece.index].name
+        assert name == problem.architectures[piece.candidate].name
         assert loss == pytest.approx(piece.floor + piece.slope * days**-beta, rel=1e-12, abs=1e-12)
 
 
@@ -97,7 +97,7 @@ def test_phases_follow_each_other_and_the_loss_falls() -> None:
     assert found.phases[0].days_from == 0.0
     assert found.phases[0].loss_from is None
     assert found.phases[-1].days_to == MAX_WINDOW_DAYS
-    for one, next_ in zip(found.phases, found.phases[1:], strict=False):
+    for one, next_ in pairwise(found.phases):
         assert one.days_to == next_.days_from
         assert next_.loss_from == pytest.approx(one.loss_to, rel=1e-13)
         assert next_.loss_to < one.loss_to
@@ -191,7 +191,7 @@ def test_the_lower_envelope_is_the_least_of_its_curves(
     curves: list[tuple[Piece, ...]], windows: list[float]
 ) -> None:
     found = lower_envelope(curves, 0.2)
-    for one, next_ in zip(found, found[1:], strict=False):
+    for one, next_ in pairwise(found):
         assert one.days_to == next_.days_from
     for days in windows:
         if days <= MAX_WINDOW_DAYS:
@@ -202,7 +202,7 @@ def test_the_lower_envelope_is_the_least_of_its_curves(
 
 def test_of_equal_curves_the_first_wins() -> None:
     line = (Piece(0.0, MAX_WINDOW_DAYS, 3, 1.0, 1.0, "window", None),)
-    twin = (line[0]._replace(index=1),)
+    twin = (line[0]._replace(candidate=1),)
     assert lower_envelope([line, twin], 0.2) == twin
     assert lower_envelope([twin, line], 0.2) == twin
 
