@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mosaic_opt import cli_allocation
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -510,6 +512,9 @@ def schema() -> None:
     from mosaic_opt.envelope import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
+
+
+cli_allocation.register(app)
 
 
 class _Bar:

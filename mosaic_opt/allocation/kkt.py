@@ -4,8 +4,8 @@ Coordinates are ``N = N_tot``, ``r = 1 - S``, ``G``, and the tokens ``D``. Near 
 
     MFU* = m0 (N/N0)^w_N (r/r0)^w_S (G/G0)^-w_G,    6 N r D = C_peak MFU*
 
-and the four terms of the joint law (10) are in fixed ratios (28). MFU* includes the goodput here, which
-may depend on the candidate.
+and the four terms of the joint law (10) are in fixed ratios (28). MFU* includes the goodput here,
+which may depend on the candidate.
 """
 
 from __future__ import annotations
