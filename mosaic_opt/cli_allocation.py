@@ -154,6 +154,9 @@ def allocation_law(
     figure: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Draw the path; needs plotly.")
     ] = None,
+    bandwidth: Annotated[
+        float, typer.Option(help="Width of the fit of slopes, in natural logarithms.")
+    ] = 0.6931471805599453,
     workers: Workers = None,
     json_to: Json = None,
 ) -> None:
@@ -166,7 +169,8 @@ def allocation_law(
     _check_target(json_to)
     _check_target(figure)
     with _Bar() as bar:
-        found = law_at(_read(envelope, example), workers=workers, progress=bar.update)
+        given = _read(envelope, example)
+        found = law_at(given, bandwidth=bandwidth, workers=workers, progress=bar.update)
     if figure is not None:
         _write(path_figure(found).to_html(include_plotlyjs="cdn"), figure)
     _emit(lambda: render_allocation_law(found), lambda: found.model_dump_json(indent=2), json_to)

@@ -20,10 +20,6 @@ def _model(name: str) -> str:
     return escape(name.removeprefix("ladder:"))
 
 
-def _pair(one: str, other: str) -> str:
-    return one if one == other else f"{one} - {other}"
-
-
 # ---------------------------------------------------------------- phases
 
 
@@ -41,35 +37,31 @@ def render_phases(found: Phases) -> RenderableType:
             else "no candidate meets the token rule in these windows"
         )
         return Group(title, Text(f"None: {reason}."))
-    table = grid(
-        *(
-            "candidate",
-            "days",
-            "",
-            "N_act",
-            "N_tot",
-            "tokens",
-            "loss",
-            "",
-            "MFU",
-            "capped",
-            "layout",
-        )
-    )
+    table = grid("candidate", "until day", "N_act", "N_tot", "tokens", "loss", "MFU")
+    table.add_column("layout", no_wrap=True)
     for p in found.phases:
         table.add_row(
             _model(p.architecture),
-            f"{p.days_from:.4g} - {p.days_to:.4g}",
+            f"{p.days_to:.5g}",
             number(p.n_active),
             number(p.n_total),
-            _pair(number(p.tokens_from), number(p.tokens_to)),
-            ("" if p.loss_from is None else f"{p.loss_from:.4f} ") + f"- {p.loss_to:.4f}",
+            number(p.tokens_to),
+            f"{p.loss_to:.4f}",
             f"{100 * p.mfu:.1f}%",
-            "" if p.capped_from_days is None else f"{p.capped_from_days:.4g}",
             _short(str(p.plan)),
         )
     first = found.phases[0].days_from
-    lines = [Text(f"Loss [{found.loss_source}] in nats/token; steps [{_sources(found)}].")]
+    lines = [
+        Text(
+            "Tokens and loss at the end of each phase. "
+            f"Loss [{found.loss_source}] in nats/token; steps [{_sources(found)}]."
+        )
+    ]
+    lines += [
+        Text(f"{p.architecture} is at its cap from day {p.capped_from_days:.5g} on.")
+        for p in found.phases
+        if p.capped_from_days is not None
+    ]
     if first > found.days_from:
         lines.append(Text(f"Below {first:.5g} days no candidate meets the token rule."))
     return Group(title, table, *lines)
@@ -165,6 +157,8 @@ def render_allocation_law(law: AllocationLaw) -> RenderableType:
     for name, triple in (("Signs, all above 0", law.conditions), ("Residuals", law.residuals)):
         if triple is not None:
             parts.append(Text(f"{name}: {_triple(triple)}"))
+    if law.no_path is not None:
+        parts.append(Text(f"No path: {law.no_path}."))
     for name, end in (("from", law.regime_from), ("to", law.regime_to)):
         if end is not None:
             parts.append(Text(f"Holds {name} {_end(end)}"))

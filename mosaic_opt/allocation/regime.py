@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import exp, log
+from math import log
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -78,7 +77,8 @@ class PathPoint(_Finite):
 class PathRow(_Finite):
     """The exact optimum at one budget, beside the path's.
 
-    ``edges`` are sides of the grid that the exact optimum lies on. ``in_regime`` says whether it
+    ``predicted`` is None without a path, and where the path would leave 1 - S < 1. ``edges`` are
+    sides of the grid that the exact optimum lies on. ``in_regime`` says whether it
     has the layout of the optimum, slack memory, and lies on no side of the grid.
     """
 
@@ -130,7 +130,9 @@ class AllocationLaw(_Finite):
         What (28) misses by at the exact optimum, in shares of ``beta L_data``.
     exponents : LawExponents
     stationary_point : PathPoint or None
-        Continuous optimum at the same budget; None where a sign condition fails.
+        Continuous optimum at the same budget, where there is one.
+    no_path : str or None
+        Why there is no stationary point, hence no path.
     regime_from, regime_to : RegimeEnd or None
         Ends of the regime along the exact optima; None where the optimum is not inside one.
     path : tuple of PathRow
@@ -156,6 +158,7 @@ class AllocationLaw(_Finite):
     residuals: Triple | None
     exponents: LawExponents
     stationary_point: PathPoint | None
+    no_path: str | None
     regime_from: RegimeEnd | None
     regime_to: RegimeEnd | None
     path: tuple[PathRow, ...]
@@ -216,7 +219,7 @@ def allocation_law(
     violated = _violated(s, memory, row)
     slopes = _slopes(s, memory, row, bandwidth)
     p, rho, g, nu = kkt.exponents(law, slopes or _FLAT)
-    centre = None if slopes is None else kkt.stationary_point(law, slopes, best)
+    centre, no_path = _centre(law, slopes, best)
     ends = (None, None) if violated else _ends(s, memory, row, envelope.window_days)
     return AllocationLaw(
         name=envelope.name,
@@ -232,6 +235,7 @@ def allocation_law(
         residuals=None if slopes is None else _triple(kkt.residuals(law, slopes, best)),
         exponents=LawExponents(p=p, rho=rho, g=g, nu=None if slopes is None else nu),
         stationary_point=None if centre is None else _path_point(law, centre),
+        no_path=no_path,
         regime_from=ends[0],
         regime_to=ends[1],
         path=_path(s, memory, row, budget, slopes, centre),
@@ -375,6 +379,8 @@ def _path(
         predicted = None
         if slopes is not None and centre is not None:
             predicted = kkt.along(kkt.exponents(s.law, slopes), centre, c)
+            if predicted.one_minus_s >= 1.0:
+                predicted = None
         same = s.curves[row].row == s.curves[anchor].row
         violated = _violated(s, memory, row)
         rows.append(
@@ -394,24 +400,28 @@ def _path(
 
 
 def _path_point(law: JointLaw, point: kkt.Point) -> PathPoint:
-    # a path may leave r < 1, which the law's own check refuses; its terms go on
-    terms: Sequence[float] = [
-        t.coefficient
-        * exp(
-            t.n_total * log(point.n_total)
-            + t.n_active * log(point.n_total * point.one_minus_s)
-            + t.tokens * log(point.tokens)
-            + t.expert_split * log(point.expert_split)
+    n, r, split, tokens, _ = point
+    loss = law.loss(n_total=n, n_active=n * r, tokens=tokens, expert_split=split)
+    return PathPoint(n_total=n, one_minus_s=r, expert_split=split, tokens=tokens, loss=loss)
+
+
+def _centre(
+    law: JointLaw, slopes: kkt.Slopes | None, best: kkt.Point
+) -> tuple[kkt.Point | None, str | None]:
+    """Return the continuous optimum, or why there is none."""
+    if slopes is None:
+        return None, "the candidates with this layout do not determine the slopes"
+    found = kkt.stationary_point(law, slopes, best)
+    if found is None:
+        signs = kkt.conditions(law, slopes)._asdict()
+        wrong = [f"{name} {value:.3g}" for name, value in signs.items() if value <= 0.0]
+        return None, f"sign conditions of (28) fail: {', '.join(wrong) or 'a term of the law is 0'}"
+    if found.one_minus_s >= 1.0:
+        return None, (
+            f"(28) is met at 1 - S = {found.one_minus_s:.3g}, and no model activates more "
+            "parameters than it has"
         )
-        for t in law.terms
-    ]
-    return PathPoint(
-        n_total=point.n_total,
-        one_minus_s=point.one_minus_s,
-        expert_split=point.expert_split,
-        tokens=point.tokens,
-        loss=sum(terms),
-    )
+    return found, None
 
 
 def _slope_fit(slopes: kkt.Slopes, bandwidth: float) -> SlopeFit:
