@@ -13,7 +13,7 @@ from mosaic_opt.report import _short, grid, number
 if TYPE_CHECKING:
     from mosaic_opt.allocation.inverse import Inverse, Reach
     from mosaic_opt.allocation.phases import Phases, PhasesByNodes
-    from mosaic_opt.allocation.regime import AllocationLaw, PathPoint, RegimeEnd, Triple
+    from mosaic_opt.allocation.regime import AllocationLaw, PathPoint, PathRow, RegimeEnd, Triple
 
 
 def _model(name: str) -> str:
@@ -163,16 +163,17 @@ def render_allocation_law(law: AllocationLaw) -> RenderableType:
         if end is not None:
             parts.append(Text(f"Holds {name} {_end(end)}"))
     table = grid("days", "exact optimum", "N_tot", "1-S", "G", "D", "loss", "path: N_tot", "1-S")
-    for column in ("G", "D", "loss"):
+    for column in ("G", "D"):
         table.add_column(column, justify="right")
-    table.add_column("leaves the regime by")
+    table.add_column("outside by")
     for row in law.path:
         table.add_row(
             f"{row.days:.4g}",
             _model(row.architecture),
             *_point(row.exact),
-            *(_point(row.predicted) if row.predicted is not None else ["-"] * 5),
-            escape(", ".join(_leaves(row.same_layout, row.memory_binds, row.edges))),
+            f"{row.exact.loss:.4f}",
+            *(_point(row.predicted) if row.predicted is not None else ["-"] * 4),
+            escape(", ".join(_outside(row))),
         )
     parts += [Text(""), table, Text(f"Loss [{law.loss_source}]; no token rule.")]
     return Group(*parts)
@@ -196,10 +197,10 @@ def _point(p: PathPoint) -> list[str]:
         f"{p.one_minus_s:.3f}",
         f"{p.expert_split:.3g}",
         number(p.tokens),
-        f"{p.loss:.4f}",
     ]
 
 
-def _leaves(same_layout: bool, memory_binds: bool, edges: tuple[str, ...]) -> list[str]:
-    found = [] if same_layout else ["layout"]
-    return [*found, *(["memory"] if memory_binds else []), *edges]
+def _outside(row: PathRow) -> list[str]:
+    found = [] if row.same_layout else ["layout"]
+    found += ["memory"] if row.memory_binds else []
+    return [*found, *row.edges, *(f"no layout beyond {side}" for side in row.no_layout_beyond)]

@@ -78,7 +78,8 @@ class PathRow(_Finite):
     """The exact optimum at one budget, beside the path's.
 
     ``predicted`` is None without a path, and where the path would leave 1 - S < 1. ``edges`` are
-    sides of the grid that the exact optimum lies on. ``in_regime`` says whether it
+    sides of the grid that the exact optimum lies on, ``no_layout_beyond`` those of the candidates
+    that have a layout. ``in_regime`` says whether it
     has the layout of the optimum, slack memory, and lies on no side of the grid.
     """
 
@@ -90,6 +91,7 @@ class PathRow(_Finite):
     same_layout: bool
     memory_binds: bool
     edges: tuple[str, ...]
+    no_layout_beyond: tuple[str, ...]
     in_regime: bool
 
 
@@ -301,13 +303,18 @@ class _MemoryBinds:
 
 def _violated(s: _Survey, memory: _MemoryBinds, row: int) -> tuple[str, ...]:
     """Name what a candidate is not inside of: memory, or sides of the grid."""
-    grid = kkt.edges(s.all_logs, row)
-    found = [f"grid: {_side(edge)}" for edge in grid]
+    grid, shrunk = _sides(s, row)
+    found = [f"grid: {side}" for side in grid]
     if memory(row):
         found.append("memory: a faster layout does not fit")
-    shrunk = [e for e in kkt.edges(s.geometry.logs, row) if e not in grid]
-    found += [f"memory or rules: no candidate with a layout beyond {_side(e)}" for e in shrunk]
-    return tuple(found)
+    return (*found, *(f"memory or rules: no layout beyond {side}" for side in shrunk))
+
+
+def _sides(s: _Survey, row: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Name the sides of the grid that a candidate lies on, and those of what has a layout."""
+    grid = kkt.edges(s.all_logs, row)
+    shrunk = [edge for edge in kkt.edges(s.geometry.logs, row) if edge not in grid]
+    return tuple(map(_side, grid)), tuple(map(_side, shrunk))
 
 
 def _side(edge: kkt.Edge) -> str:
@@ -382,7 +389,7 @@ def _path(
             if predicted.one_minus_s >= 1.0:
                 predicted = None
         same = s.curves[row].row == s.curves[anchor].row
-        violated = _violated(s, memory, row)
+        grid, shrunk = _sides(s, row)
         rows.append(
             PathRow(
                 budget_flop=c,
@@ -392,8 +399,9 @@ def _path(
                 predicted=None if predicted is None else _path_point(s.law, predicted),
                 same_layout=same,
                 memory_binds=memory(row),
-                edges=tuple(_side(e) for e in kkt.edges(s.all_logs, row)),
-                in_regime=same and not violated,
+                edges=grid,
+                no_layout_beyond=shrunk,
+                in_regime=same and not (memory(row) or grid or shrunk),
             )
         )
     return tuple(rows)
