@@ -225,6 +225,23 @@ def test_memory_that_forbids_a_faster_layout_is_said() -> None:
     assert found.no_path == "the candidates with this layout do not determine the slopes"
 
 
+def test_models_that_do_not_fit_bound_the_optima_as_a_grid_does() -> None:
+    problem = Problem(parse_envelope(SPEC))
+    least = []
+    for i in range(len(problem.architectures)):
+        _, memory = problem.price(i, problem.legal_rows(i))
+        least.append(float(memory.min()))
+    cap = float(np.median(least)) / 0.92
+    found = allocation_law(envelope_at(2000.0, cluster=SPEC["cluster"] | {"memory_bytes": cap}))
+    row = found.path[6]
+    assert row.no_layout_beyond
+    assert not row.in_regime
+    assert not found.inside
+    assert any(reason.startswith("memory or rules: no layout beyond") for reason in found.violated)
+    wide = allocation_law(envelope_at(2000.0))
+    assert all(row.no_layout_beyond == () for row in wide.path)
+
+
 def test_a_law_without_the_terms_is_one_sentence() -> None:
     with pytest.raises(MosaicError, match="law 'chinchilla' must be 'joint'"):
         allocation_law(tiny_envelope(law="chinchilla-epoch"))
