@@ -12,6 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mosaic_opt.allocation.figure import path_figure
+    from mosaic_opt.allocation.inverse import Inverse, invert
+    from mosaic_opt.allocation.phases import Phases, PhasesByNodes, phases, phases_by_nodes
+    from mosaic_opt.allocation.regime import AllocationLaw, allocation_law
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.certificate import Certificate, certify
@@ -22,44 +26,62 @@ if TYPE_CHECKING:
     from mosaic_opt.solver import solve
 
 _HOMES = {
+    "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
     "Certificate": "certificate",
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
     "EnvelopeError": "errors",
+    "Inverse": "allocation.inverse",
     "Limits": "backends.base",
     "MosaicError": "errors",
+    "Phases": "allocation.phases",
+    "PhasesByNodes": "allocation.phases",
     "Problem": "problem",
     "Progress": "backends.base",
     "Report": "backends.base",
     "Solution": "result",
     "Status": "result",
+    "allocation_law": "allocation.regime",
     "certify": "certificate",
     "example": "envelope",
     "examples": "envelope",
+    "invert": "allocation.inverse",
     "json_schema": "envelope",
     "load_envelope": "envelope",
+    "path_figure": "allocation.figure",
+    "phases": "allocation.phases",
+    "phases_by_nodes": "allocation.phases",
     "solve": "solver",
 }
 
 __all__ = [
+    "AllocationLaw",
     "Backend",
     "Certificate",
     "Enumerate",
     "Envelope",
     "EnvelopeError",
+    "Inverse",
     "Limits",
     "MosaicError",
+    "Phases",
+    "PhasesByNodes",
     "Problem",
     "Progress",
     "Report",
     "Solution",
     "Status",
+    "allocation_law",
     "certify",
     "example",
     "examples",
+    "invert",
     "json_schema",
     "load_envelope",
+    "path_figure",
+    "phases",
+    "phases_by_nodes",
     "solve",
 ]
 

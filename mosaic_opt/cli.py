@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mosaic_opt import cli_allocation
 from mosaic_opt.case_options import (
     Cap,
     CapacityFactor,
@@ -440,6 +441,9 @@ def schema() -> None:
     from mosaic_opt.envelope import json_schema
 
     typer.echo(json.dumps(json_schema(), indent=2))
+
+
+cli_allocation.register(app)
 
 
 class _Bar:

@@ -35,6 +35,7 @@ from perfmodel.sources import Source
 
 SECONDS_PER_DAY = 86400.0
 MAX_CANDIDATES = 1_000_000
+MAX_WINDOW_DAYS = 36500.0
 
 
 Rung = Annotated[int, Field(ge=1, le=4096, strict=True)]
@@ -212,7 +213,7 @@ class Envelope(Frozen):
 
     name: Annotated[str, Field(min_length=1, max_length=200)] = "envelope"
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    window_days: Annotated[float, Field(gt=0.0, le=36500.0, strict=True)]
+    window_days: Annotated[float, Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True)]
     batch: Batch
     candidates: Annotated[LadderSpace | ExplicitSpace, Field(discriminator="kind")]
     law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(

@@ -107,7 +107,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         ),
         counts=_tally(problem, report),
         certificate=certificate,
-        provenance=_provenance(problem, backend),
+        provenance=provenance(problem, backend),
     )
 
 
@@ -247,7 +247,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _provenance(problem: Problem, backend: str) -> dict[str, object]:
+def provenance(problem: Problem, backend: str) -> dict[str, object]:
+    """Return what an answer rests on: packs, law, versions, and the envelope itself."""
     envelope = problem.envelope
     pack = envelope.cluster.pack
     try:
