@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
     from mosaic_opt.backends.enumerate import Enumerate
+    from mosaic_opt.backends.gp import GeometricProgram, relax
     from mosaic_opt.certificate import Certificate, certify
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
     from mosaic_opt.problem import Problem
+    from mosaic_opt.relaxation_result import Relaxation
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
 
@@ -27,10 +29,12 @@ _HOMES = {
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
     "EnvelopeError": "errors",
+    "GeometricProgram": "backends.gp",
     "Limits": "backends.base",
     "MosaicError": "errors",
     "Problem": "problem",
     "Progress": "backends.base",
+    "Relaxation": "relaxation_result",
     "Report": "backends.base",
     "Solution": "result",
     "Status": "result",
@@ -39,6 +43,7 @@ _HOMES = {
     "examples": "envelope",
     "json_schema": "envelope",
     "load_envelope": "envelope",
+    "relax": "backends.gp",
     "solve": "solver",
 }
 
@@ -48,10 +53,12 @@ __all__ = [
     "Enumerate",
     "Envelope",
     "EnvelopeError",
+    "GeometricProgram",
     "Limits",
     "MosaicError",
     "Problem",
     "Progress",
+    "Relaxation",
     "Report",
     "Solution",
     "Status",
@@ -60,6 +67,7 @@ __all__ = [
     "examples",
     "json_schema",
     "load_envelope",
+    "relax",
     "solve",
 ]
 
