@@ -73,28 +73,27 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value + 0.0:.5f}"
 
 
-def _worth(rows: tuple[Elasticity, ...]) -> Table:
-    table = grid(
-        "what a budget is worth",
-        "value",
-        "d log L / d log, relaxed",
-        "exact",
-        "nats a unit, relaxed",
-        "one more, exact",
-        "one less, exact",
-    )
+def _worth(rows: tuple[Elasticity, ...]) -> Group:
+    table = grid("budget", "is", "d log L / d log", "exact", "nats a unit", "one more", "one less")
     for row in rows:
-        one = "1%" if row.unit.startswith("token") else f"1 {row.unit}"
         table.add_row(
-            escape(f"{row.budget} (one is {one})"),
-            f"{number(row.value)} {row.unit}",
+            escape(row.budget),
+            f"{number(row.value)} {_SHORT[row.unit]}",
             _ratio(row.relaxed),
             _ratio(row.exact),
             "-" if row.relaxed_per_unit is None else f"{row.relaxed_per_unit + 0.0:.3e}",
             _nats(row.one_more),
             _nats(row.one_less),
         )
-    return table
+    note = (
+        "What a budget is worth. From the relaxation: d log L / d log budget, and nats a day, token "
+        "or ratio. From the exact optimum: the same slope, and the change of its loss with "
+        "one day, 1 % of tokens or 1 GB more or less."
+    )
+    return Group(Text(note), table)
+
+
+_SHORT = {"day": "days", "token": "tokens", "token/parameter": "a parameter", "GB": "GB"}
 
 
 def _solvers(found: Relaxation) -> Table:

@@ -63,10 +63,15 @@ from mosaic_opt.sensitivity import GB, elasticities
 
 _IN_FLIGHT_PER_WORKER = 4
 
+# What a solver leaves open, the checked bound loses.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    # what a solver leaves open, the checked bound loses
-    "CLARABEL": {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11},
+    "CLARABEL": {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12},
     "SCS": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iters": 50_000},
+}
+_HULL_OPTIONS: dict[str, dict[str, Any]] = {
+    # many weights that are nearly 0: the program above is better conditioned
+    **_OPTIONS,
+    "CLARABEL": {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10},
 }
 
 
@@ -394,7 +399,7 @@ def minimise(program: Program, solver: str) -> _Answer:
     rows = program.rows @ moved <= program.limits - program.rows @ centre
     logs = program.terms.logs + program.terms.powers @ centre
     objective = cp.Minimize(cp.sum(cp.exp(logs + program.terms.powers @ moved)))
-    status, words, value = _ask(cp.Problem(objective, [rows]), name)
+    status, words, value = _ask(cp.Problem(objective, [rows]), name, _OPTIONS)
     return _Answer(
         name,
         status,
@@ -416,18 +421,20 @@ def minimise_over_hull(terms: Terms, points: Array, solver: str) -> tuple[_Answe
     logs = terms.logs + terms.powers @ centre
     moved = ((points - centre) @ terms.powers.T).T @ weights
     objective = cp.Minimize(cp.sum(cp.exp(logs + moved)))
-    status, words, value = _ask(cp.Problem(objective, [cp.sum(weights) == 1.0]), name)
+    status, words, value = _ask(
+        cp.Problem(objective, [cp.sum(weights) == 1.0]), name, _HULL_OPTIONS
+    )
     share = np.maximum(_vector(weights.value, len(points)), 0.0)
     x = share @ points / share.sum() if share.sum() > 0.0 else np.full(4, np.nan)
     return _Answer(name, status, words, value, x, np.empty(0)), share
 
 
-def _ask(problem: Any, name: str) -> tuple[str, str, float]:
+def _ask(problem: Any, name: str, options: dict[str, dict[str, Any]]) -> tuple[str, str, float]:
     """Run a solver and return its status, its words where it failed, and its value."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            problem.solve(solver=name, **_OPTIONS.get(name, {}))
+            problem.solve(solver=name, **options.get(name, {}))
     except Exception as error:  # a solver may raise anything, and all of it is a status
         return "error", _one_line(f"{type(error).__name__}: {error}"), float("nan")
     status = str(problem.status)
