@@ -69,7 +69,7 @@ def elasticities(
     for name, value in budgets.items():
         row = "compute" if name == "window_days" else name
         sign = 1.0 if name == "min_tokens_per_parameter" else -1.0
-        relaxed = sign * multipliers.get(row, 0.0) / primal
+        relaxed = 0.0 + sign * multipliers.get(row, 0.0) / primal
         unit = _UNITS[name]
         # a cap that stands for listed ratios is no field that could be moved
         movable = name == "window_days" or getattr(rule, name) == value

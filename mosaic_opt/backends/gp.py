@@ -75,6 +75,10 @@ _HULL_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_NOISE = 1e-8
+"""A multiplier up to this is the solver's way of writing 0 [nats/token]."""
+
+
 class _Answer(NamedTuple):
     """What a solver proposed; x and multipliers are NaN where it proposed nothing."""
 
@@ -146,7 +150,13 @@ class GeometricProgram(Backend):
         """Bound the loss of every candidate; all of them count as unexamined.
 
         Where the time ran out, or no solver gave a bound, it is that of the device's peak.
+
+        Raises
+        ------
+        MosaicError
+            No such solver is installed, or the law is no posynomial.
         """
+        self._require_solvers()
         start = time.monotonic()
         steps = self._steps(problem, limits, progress)
         found = None
@@ -200,15 +210,18 @@ class GeometricProgram(Backend):
         MosaicError
             No such solver is installed; a law that is no posynomial; MFU values that are none.
         """
-        for name in (self.solver, self.check):
-            if name is not None:
-                _installed(name)
+        self._require_solvers()
         if mfu is None:
             steps = self._steps(problem, limits or Limits(), progress)
             return self._relax(problem, steps, "exact", with_hull=True)
         given = steps_of_mfu(problem, mfu)
         steps = _Steps(given, given, given, 0, Termination.EXHAUSTED)
         return self._relax(problem, steps, "given", with_hull=True)
+
+    def _require_solvers(self) -> None:
+        for name in (self.solver, self.check):
+            if name is not None:
+                _installed(name)
 
     # ------------------------------------------------------------ lower level
 
@@ -300,7 +313,7 @@ class GeometricProgram(Backend):
         primal = float(program.terms.values(x).sum())
         weights: dict[str, float] = {}
         for name, y in zip(program.names, answer.multipliers, strict=True):
-            weights[name] = weights.get(name, 0.0) + max(float(y), 0.0)
+            weights[name] = weights.get(name, 0.0) + (float(y) if y > _NOISE else 0.0)
         heavy = sorted(
             (name for name in weights if weights[name] > 1e-6), key=lambda k: -weights[k]
         )

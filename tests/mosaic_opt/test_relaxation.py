@@ -193,10 +193,17 @@ def _tiny_steps() -> np.ndarray:
 
 @pytest.mark.slow
 @FEW
-@given(small_envelopes(), st.integers(1, 3))
+@given(
+    small_envelopes(),
+    st.integers(1, 4),
+    st.sampled_from(["mosaic-table2", "chinchilla-epoch", "per split"]),
+)
 def test_no_random_envelope_has_a_better_optimum_than_its_bounds(
-    content: dict[str, Any], pieces: int
+    content: dict[str, Any], pieces: int, law: str
 ) -> None:
+    split = float(content["candidates"]["expert_split"][0])
+    one_split = MOSAIC_TABLE2.at_split(split).model_dump(mode="json")
+    content = content | {"law": one_split if law == "per split" else law}
     problem = Problem(parse_envelope(content))
     optimum = exact_optimum(problem)
     exact = GeometricProgram(workers=1, pieces=pieces).relax(problem)
@@ -207,11 +214,11 @@ def test_no_random_envelope_has_a_better_optimum_than_its_bounds(
         assert exact.lower_bound >= optimum - 0.5 * optimum
         assert exact.primal is not None
         assert exact.lower_bound <= exact.primal <= optimum * (1.0 + 1e-6)
-        split = exact.split
-        assert split is not None
-        assert split.exact == pytest.approx(optimum, rel=1e-12)
-        assert exact.lower_bound <= split.hull <= optimum
-        assert split.integrality + split.envelope == pytest.approx(split.gap, abs=1e-12)
+        parts = exact.split
+        assert parts is not None
+        assert parts.exact == pytest.approx(optimum, rel=1e-12)
+        assert exact.lower_bound <= parts.hull <= optimum
+        assert parts.integrality + parts.envelope == pytest.approx(parts.gap, abs=1e-12)
         for run in exact.solvers:
             assert run.bound is None or run.bound <= optimum
     crude = GeometricProgram(mfu="bound", check=None).search(problem, Limits())
