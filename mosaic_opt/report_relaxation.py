@@ -86,8 +86,8 @@ def _worth(rows: tuple[Elasticity, ...]) -> Group:
             _nats(row.one_less),
         )
     note = (
-        "What a budget is worth. From the relaxation: d log L / d log budget, and nats a day, token "
-        "or ratio. From the exact optimum: the same slope, and the change of its loss with "
+        "What a budget is worth. From the relaxation: d log L / d log budget, and nats a day, "
+        "token or ratio. From the exact optimum: the same slope, and the change of its loss with "
         "one day, 1 % of tokens or 1 GB more or less."
     )
     return Group(Text(note), table)

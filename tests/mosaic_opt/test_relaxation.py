@@ -24,6 +24,7 @@ from mosaic_opt.problem import Problem
 from mosaic_opt.relaxation import (
     MARGIN,
     N,
+    Program,
     certified_bound,
     hull_bound,
     monomial_above,
@@ -366,6 +367,32 @@ def test_exact_loss_is_the_optimum_under_changed_budgets() -> None:
 
 
 # ---------------------------------------------------------------- solvers
+
+
+@pytest.mark.parametrize("solver", ["clarabel", "scs"])
+def test_report_83_the_compute_optimum_of_a_dense_law_is_its_closed_form(solver: str) -> None:
+    law, compute = CHINCHILLA_EPOCH, 5.76e23
+    dense = [[0.0, 1.0, 0.0, 0.0], [0.0, -1.0, 0.0, 0.0]]  # 1 - S = 1
+    program = Program(
+        terms_of(law),
+        ("compute", "dense", "dense"),
+        np.array([[1.0, 1.0, 1.0, 0.0], *dense]),  # 6 N_act D <= C
+        np.array([log(compute / 6.0), 0.0, 0.0]),
+        np.array([log(1e8), 0.0, log(1e8), 0.0]),
+        np.array([log(1e13), 0.0, log(1e15), 0.0]),
+    )
+    power = 1.0 / (law.alpha + law.beta)
+    n = (law.alpha * law.a / (law.beta * law.b)) ** power * (compute / 6.0) ** (law.beta * power)
+    loss = law.loss(n_total=n, n_active=n, tokens=compute / 6.0 / n, expert_split=1.0)
+    assert n == pytest.approx(7.22487e10, rel=1e-5)
+    answer = minimise(program, solver)
+    # where the loss is flat the point has half of its digits; the value has all
+    assert np.exp(answer.x[0] + answer.x[1]) == pytest.approx(n, rel=1e-4)
+    assert answer.value == pytest.approx(loss, rel=1e-8)
+    bound = certified_bound(program, answer.x, answer.multipliers)
+    assert loss * (1.0 - 2e-6) < bound <= loss * (1.0 + 1e-12)
+    slope = -answer.multipliers[0]  # d L / d log C, by the envelope theorem
+    assert slope == pytest.approx(-law.beta * law.b * (compute / 6.0 / n) ** -law.beta, rel=1e-5)
 
 
 def test_two_solvers_agree() -> None:
