@@ -75,6 +75,9 @@ _HULL_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_FIRST_POINTS, _MORE_POINTS, _ROUNDS = 40, 10, 30  # of the program over the convex hull
+_CLOSE = 1e-8  # [nats/token] between its point and its bound
+
 _NOISE = 1e-8
 """A multiplier up to this is the solver's way of writing 0 [nats/token]."""
 
@@ -346,16 +349,8 @@ class GeometricProgram(Backend):
 
     def _hull(self, terms: Terms, points: Points) -> tuple[float | None, tuple[SolverRun, ...]]:
         """Bound the loss over the convex hull of the candidates: the envelope without error."""
-        runs: list[SolverRun] = []
-        for name in (self.solver, self.check):
-            if name is None or any(r.bound is not None for r in runs):
-                continue  # the second only where the first failed
-            answer, weights = minimise_over_hull(terms, points.x, name)
-            runs.append(_run("hull", answer, hull_bound(terms, points.x, answer.x)))
-            heavy = weights > 1e-5
-            if 0 < np.count_nonzero(heavy) < len(heavy):  # the few that matter, to more digits
-                answer, _ = minimise_over_hull(terms, points.x[heavy], name)
-                runs.append(_run("hull", answer, hull_bound(terms, points.x, answer.x)))
+        names = [name for name in (self.solver, self.check) if name is not None]
+        runs = [bound_over_hull(terms, points, name) for name in names]
         bound = max((r.bound for r in runs if r.bound is not None), default=None)
         return bound, tuple(runs)
 
@@ -423,23 +418,49 @@ def minimise(program: Program, solver: str) -> _Answer:
     )
 
 
-def minimise_over_hull(terms: Terms, points: Array, solver: str) -> tuple[_Answer, Array]:
-    """Minimise a posynomial over the convex hull of points (n, 4); as :func:`minimise`.
+def bound_over_hull(terms: Terms, points: Points, solver: str) -> SolverRun:
+    """Bound a posynomial over the convex hull of points by column generation.
 
-    Returns the answer and the weights of the points (n,).
+    The program holds the points with the least loss and, round by round, those where the tangent at
+    its optimum is lowest; the bound is checked against all of them in every round.
+
+    Raises
+    ------
+    MosaicError
+        The solver is not installed.
     """
+    chosen = np.zeros(len(points.x), dtype=np.bool_)
+    chosen[np.argsort(points.loss, kind="stable")[:_FIRST_POINTS]] = True
+    best: SolverRun | None = None
+    for _ in range(_ROUNDS):
+        answer = minimise_over_hull(terms, points.x[chosen], solver)
+        run = _run("hull", answer, hull_bound(terms, points.x, answer.x))
+        if best is None or (run.bound is not None and run.bound > (best.bound or -inf)):
+            best = run
+        if run.bound is None:
+            break
+        values = terms.values(answer.x)
+        lowest = np.argsort(points.x @ (values @ terms.powers), kind="stable")[:_MORE_POINTS]
+        if values.sum() - run.bound < _CLOSE or chosen[lowest].all():
+            break
+        chosen[lowest] = True
+    assert best is not None
+    return best
+
+
+def minimise_over_hull(terms: Terms, points: Array, solver: str) -> _Answer:
+    """Minimise a posynomial over the convex hull of points (n, 4); as :func:`minimise`."""
     cp, name = _cvxpy(), _installed(solver)
     weights = cp.Variable(len(points), nonneg=True)
     centre = points.mean(axis=0)
     logs = terms.logs + terms.powers @ centre
     moved = ((points - centre) @ terms.powers.T).T @ weights
     objective = cp.Minimize(cp.sum(cp.exp(logs + moved)))
-    status, words, value = _ask(
-        cp.Problem(objective, [cp.sum(weights) == 1.0]), name, _HULL_OPTIONS
-    )
+    asked = cp.Problem(objective, [cp.sum(weights) == 1.0])
+    status, words, value = _ask(asked, name, _HULL_OPTIONS)
     share = np.maximum(_vector(weights.value, len(points)), 0.0)
     x = share @ points / share.sum() if share.sum() > 0.0 else np.full(4, np.nan)
-    return _Answer(name, status, words, value, x, np.empty(0)), share
+    return _Answer(name, status, words, value, x, np.empty(0))
 
 
 def _ask(problem: Any, name: str, options: dict[str, dict[str, Any]]) -> tuple[str, str, float]:
