@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from mosaic_opt.allocation.regime import AllocationLaw, allocation_law
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
     from mosaic_opt.backends.enumerate import Enumerate
+    from mosaic_opt.backends.gp import GeometricProgram, relax
     from mosaic_opt.certificate import Certificate, certify
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
     from mosaic_opt.problem import Problem
+    from mosaic_opt.relaxation_result import Relaxation
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
 
@@ -33,12 +35,14 @@ _HOMES = {
     "Envelope": "envelope",
     "EnvelopeError": "errors",
     "Inverse": "allocation.inverse",
+    "GeometricProgram": "backends.gp",
     "Limits": "backends.base",
     "MosaicError": "errors",
     "Phases": "allocation.phases",
     "PhasesByNodes": "allocation.phases",
     "Problem": "problem",
     "Progress": "backends.base",
+    "Relaxation": "relaxation_result",
     "Report": "backends.base",
     "Solution": "result",
     "Status": "result",
@@ -52,6 +56,7 @@ _HOMES = {
     "path_figure": "allocation.figure",
     "phases": "allocation.phases",
     "phases_by_nodes": "allocation.phases",
+    "relax": "backends.gp",
     "solve": "solver",
 }
 
@@ -62,6 +67,7 @@ __all__ = [
     "Enumerate",
     "Envelope",
     "EnvelopeError",
+    "GeometricProgram",
     "Inverse",
     "Limits",
     "MosaicError",
@@ -69,6 +75,7 @@ __all__ = [
     "PhasesByNodes",
     "Problem",
     "Progress",
+    "Relaxation",
     "Report",
     "Solution",
     "Status",
@@ -82,6 +89,7 @@ __all__ = [
     "path_figure",
     "phases",
     "phases_by_nodes",
+    "relax",
     "solve",
 ]
 

@@ -36,6 +36,8 @@ from mosaic_opt.case_options import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mosaic_opt.envelope import Envelope
+
 EXIT_ANSWER, EXIT_INFEASIBLE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
@@ -81,28 +83,84 @@ def solve(
     example: Annotated[str | None, typer.Option(help="A shipped envelope, by name.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads; all cores unless given.")] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
+    backend: Annotated[str, typer.Option(help="How to search: enumerate, gp.")] = "enumerate",
     json_to: Json = None,
 ) -> None:
     """Find the architecture, token budget and layout with the least predicted loss."""
-    from mosaic_opt.backends.base import Limits
-    from mosaic_opt.backends.enumerate import Enumerate
-    from mosaic_opt.envelope import example as shipped
-    from mosaic_opt.envelope import load_envelope
-    from mosaic_opt.errors import MosaicError
+    from mosaic_opt.backends.base import Capability, Limits
     from mosaic_opt.report import render_solution
     from mosaic_opt.result import Status
     from mosaic_opt.solver import solve as search
 
     _check_target(json_to)
-    if (envelope is None) == (example is None):
-        raise MosaicError("Give an envelope file or --example NAME, one of the two.")
-    problem = load_envelope(envelope) if envelope is not None else shipped(str(example))
-    backend = Enumerate(workers=workers)
+    problem = _envelope(envelope, example)
+    searcher = _backend(backend, workers)
     limits = Limits(time_s=time_limit)
     with _Bar() as bar:
-        solution = search(problem, backend=backend, limits=limits, progress=bar.update)
+        solution = search(problem, backend=searcher, limits=limits, progress=bar.update)
     _emit(lambda: render_solution(solution), solution.to_json, json_to)
+    if Capability.INCUMBENT not in searcher.provides and solution.bounds.dual is not None:
+        return  # a bound is all that was asked for
     if solution.status in (Status.INFEASIBLE, Status.UNKNOWN):
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _envelope(file: Path | None, name: str | None) -> Envelope:
+    from mosaic_opt.envelope import example, load_envelope
+    from mosaic_opt.errors import MosaicError
+
+    if (file is None) == (name is None):
+        raise MosaicError("Give an envelope file or --example NAME, one of the two.")
+    return load_envelope(file) if file is not None else example(str(name))
+
+
+def _backend(name: str, workers: int | None) -> Any:
+    """Return a backend by name, with the number of threads if one is given."""
+    import dataclasses
+
+    from mosaic_opt.backends.registry import resolve
+    from mosaic_opt.errors import MosaicError
+
+    found: Any = resolve(name)
+    if workers is None:
+        return found
+    if not hasattr(found, "workers"):
+        raise MosaicError(f"--workers is not for the backend {name}.")
+    return dataclasses.replace(found, workers=workers)
+
+
+@app.command()
+def relax(
+    envelope: Annotated[Path | None, typer.Argument(help="YAML, TOML or JSON file.")] = None,
+    example: Annotated[str | None, typer.Option(help="A shipped envelope, by name.")] = None,
+    solver: Annotated[str, typer.Option(help="A conic solver that cvxpy finds.")] = "clarabel",
+    check: Annotated[str, typer.Option(help="A second one, or none.")] = "scs",
+    mfu: Annotated[
+        str, typer.Option(help="exact: of the best layouts; bound: the device's peak.")
+    ] = "exact",
+    pieces: Annotated[int, typer.Option(help="Monomials in the envelope of MFU.")] = 1,
+    workers: Annotated[int | None, typer.Option(help="Threads; all cores unless given.")] = None,
+    json_to: Json = None,
+) -> None:
+    """Bound the loss from below by the convex relaxation, and say what the budgets are worth."""
+    from mosaic_opt.backends.gp import GeometricProgram
+    from mosaic_opt.problem import Problem
+    from mosaic_opt.relaxation_result import RelaxationStatus
+    from mosaic_opt.report_relaxation import render_relaxation
+
+    _check_target(json_to)
+    problem = Problem(_envelope(envelope, example))
+    backend = GeometricProgram(
+        solver=solver,
+        check=None if check == "none" else check,
+        mfu=mfu,  # type: ignore[arg-type]  # any other word is refused there
+        pieces=pieces,
+        workers=workers,
+    )
+    with _Bar() as bar:
+        found = backend.relax(problem, progress=bar.update)
+    _emit(lambda: render_relaxation(found), found.to_json, json_to)
+    if found.status is not RelaxationStatus.BOUND:
         raise typer.Exit(EXIT_INFEASIBLE)
 
 

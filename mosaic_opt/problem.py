@@ -254,6 +254,15 @@ class Problem:
             counts=counts,
         )
 
+    def least_steps(self, index: int, caps_bytes: tuple[float, ...]) -> NDArray[np.float64]:
+        """Return a candidate's shortest step under each memory cap [s]; inf where none fits."""
+        rows = self.legal_rows(index)
+        step_s, memory = self.price(index, rows)
+        allowed = np.where(self._refused[rows], np.inf, step_s)
+        return np.array(
+            [np.min(allowed[memory <= cap], initial=np.inf) for cap in caps_bytes], dtype=np.float64
+        )
+
     def _without_layout(
         self,
         index: int,

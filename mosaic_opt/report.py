@@ -133,7 +133,7 @@ def render_solution(solution: Solution) -> RenderableType:
     ]
     best = solution.optimum
     if best is None:
-        parts.append(Text("No candidate is feasible." if solution.rejected else "No candidate."))
+        parts.append(Text(_without_optimum(solution)))
     else:
         a = best.architecture
         parts.append(
@@ -225,6 +225,13 @@ def render_solution(solution: Solution) -> RenderableType:
         ),
     ]
     return Group(*parts)
+
+
+def _without_optimum(solution: Solution) -> str:
+    dual = solution.bounds.dual
+    if dual is not None:
+        return f"Bound only: no candidate has a loss below {dual:.6f} nats/token, of the model."
+    return "No candidate is feasible." if solution.rejected else "No candidate."
 
 
 def _certificate_line(solution: Solution) -> str:

@@ -18,6 +18,7 @@ from mosaic_opt.backends.base import (
     Termination,
 )
 from mosaic_opt.backends.enumerate import Enumerate
+from mosaic_opt.backends.gp import GeometricProgram
 from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, resolve
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
@@ -38,6 +39,24 @@ class TestEnumerateOnOneWorker(BackendContract):
 
     def make(self) -> Backend:
         return Enumerate(workers=1)
+
+
+class TestGeometricProgram(BackendContract):
+    name = "gp"
+
+
+class TestGeometricProgramFromPeak(BackendContract):
+    """Its lower level prices nothing, so there is nothing to interrupt or to show."""
+
+    name = "gp"
+
+    def make(self) -> Backend:
+        return GeometricProgram(mfu="bound")
+
+    test_interrupt_keeps_what_was_done = None
+    test_time_limit_is_kept = None
+    test_other_errors_are_not_swallowed = None
+    test_progress_is_monotone = None
 
 
 def test_every_registered_backend_has_a_contract_test() -> None:

@@ -14,6 +14,7 @@ import yaml
 import mosaic_opt.solver
 from mosaic_opt import cli
 from mosaic_opt.envelope import examples, parse_envelope
+from mosaic_opt.relaxation_result import Relaxation
 from mosaic_opt.result import Solution
 from perfmodel.architecture import Architecture, ParameterConvention
 from perfmodel.explanation import Explanation
@@ -82,7 +83,77 @@ def assert_refused(ran: Ran, said: str) -> None:
     assert said in ran.err
 
 
+# ---------------------------------------------------------------- relax
+
+
+def test_relax_shows_a_page_and_writes_the_same_json(
+    mosaic: Mosaic, envelope: Path, tmp_path: Path
+) -> None:
+    ran = mosaic("relax", str(envelope), "--json", str(tmp_path / "out.json"))
+    assert (ran.code, ran.err) == (0, "")
+    found = Relaxation.model_validate_json((tmp_path / "out.json").read_text("utf-8"))
+    assert found.lower_bound is not None
+    assert ran.out.startswith("tiny: BOUND")
+    assert f"No candidate has a loss below {found.lower_bound:.6f}" in ran.out
+    assert solved_tiny().bounds.primal is not None
+    assert found.split is not None
+    assert found.lower_bound < solved_tiny().bounds.primal == pytest.approx(found.split.exact)
+
+
+def test_relax_takes_solver_pieces_and_mfu(mosaic: Mosaic, envelope: Path) -> None:
+    options = ("--solver", "scs", "--check", "none", "--pieces", "2", "--mfu", "bound")
+    ran = mosaic("relax", str(envelope), *options, "--json", "-")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.document["mfu"] == "bound"
+    assert len(ran.document["useful_share"]) == 2
+    assert {run["solver"] for run in ran.document["solvers"]} == {"scs"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--solver", "simplex"), "There is no solver 'simplex' here; cvxpy finds "),
+        (("--mfu", "guess"), "mfu='guess' must be exact or bound."),
+        (("--pieces", "0"), "pieces=0 must be at least 1."),
+        (("--example", "table3"), "Give an envelope file or --example NAME, one of the two."),
+    ],
+)
+def test_relax_refuses_in_one_sentence(
+    mosaic: Mosaic, envelope: Path, options: tuple[str, ...], said: str
+) -> None:
+    assert_refused(mosaic("relax", str(envelope), *options), said)
+
+
+def test_relax_of_nothing_feasible_is_one(mosaic: Mosaic, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.write_text(json.dumps(tiny(memory_fraction=1e-6)), "utf-8")
+    ran = mosaic("relax", str(path), "--json", "-")
+    assert (ran.code, ran.document["status"]) == (1, "infeasible")
+
+
+def test_a_failed_solver_is_one_with_its_words(mosaic: Mosaic, envelope: Path) -> None:
+    ran = mosaic("relax", str(envelope), "--solver", "osqp", "--check", "none")
+    assert (ran.code, ran.err) == (1, "")
+    assert ran.out.startswith("tiny: FAILED")
+    assert "osqp: error" in ran.out
+
+
 # ---------------------------------------------------------------- solve
+
+
+def test_solve_with_a_backend_that_only_bounds(mosaic: Mosaic, envelope: Path) -> None:
+    ran = mosaic("solve", str(envelope), "--backend", "gp", "--workers", "1")
+    assert (ran.code, ran.err) == (0, "")
+    assert "Bound only: no candidate has a loss below" in ran.out
+    ran = mosaic("solve", str(envelope), "--backend", "gp", "--json", "-")
+    assert ran.document["status"] == "unknown"
+    assert ran.document["optimum"] is None
+    assert ran.document["bounds"]["dual"] <= solved_tiny().bounds.primal
+
+
+def test_solve_refuses_an_unknown_backend(mosaic: Mosaic, envelope: Path) -> None:
+    ran = mosaic("solve", str(envelope), "--backend", "simplex")
+    assert_refused(ran, "There is no backend 'simplex'; there are enumerate, gp")
 
 
 def test_solve_shows_a_page(mosaic: Mosaic, envelope: Path) -> None:

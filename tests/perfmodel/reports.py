@@ -146,7 +146,7 @@ REPORTS = (
     Report(80, "flashinfer #3875", "gates are gathered from scores without bias", ROUTING),
     Report(81, "or-tools #4031, #3438, #2133, #1905, #4485", "products of variables", BACKENDS),
     Report(82, "or-tools #3193", "products with a large domain", BACKENDS),
-    Report(83, "cvxpy #881, #782, #1591, #2766", "geometric programs", BACKENDS),
+    Report(83, "cvxpy #881, #782, #1591, #2766", "a geometric program has its closed form"),
     Report(
         84,
         "numba #4032, #5566, LMCache #4597",

@@ -1,0 +1,579 @@
+"""Convex relaxation as a geometric program, through any conic solver that cvxpy finds.
+
+Variables are logarithms, so the program is convex as written: a sum of exponentials under linear
+rows (:mod:`mosaic_opt.relaxation`). What a solver says is a proposal: a point and multipliers, from
+which the bound is evaluated again without it. cvxpy is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import exp, inf, isfinite, log
+from typing import Any, ClassVar, Literal, NamedTuple, final
+
+import numpy as np
+
+from mosaic_opt.backends.base import (
+    Availability,
+    Backend,
+    Capability,
+    Limits,
+    Progress,
+    ProgressCallback,
+    Report,
+    Termination,
+)
+from mosaic_opt.envelope import Envelope
+from mosaic_opt.errors import MosaicError
+from mosaic_opt.problem import Problem
+from mosaic_opt.relaxation import (
+    Array,
+    D,
+    G,
+    N,
+    Points,
+    Program,
+    Terms,
+    U,
+    certified_bound,
+    compute_row,
+    delivered_share,
+    hull_bound,
+    peak_steps,
+    points_of,
+    program_of,
+    steps_of_mfu,
+    terms_of,
+)
+from mosaic_opt.relaxation_result import (
+    GapSplit,
+    Relaxation,
+    RelaxationStatus,
+    RelaxedPoint,
+    SolverRun,
+    UsefulShare,
+)
+from mosaic_opt.sensitivity import GB, elasticities
+
+_IN_FLIGHT_PER_WORKER = 4
+
+# What a solver leaves open, the checked bound loses.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "CLARABEL": {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12},
+    "SCS": {"eps_abs": 1e-9, "eps_rel": 1e-9, "max_iters": 50_000},
+}
+_HULL_OPTIONS: dict[str, dict[str, Any]] = {
+    # many weights that are nearly 0: the program above is better conditioned
+    **_OPTIONS,
+    "CLARABEL": {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10},
+}
+
+
+_FIRST_POINTS, _MORE_POINTS, _ROUNDS = 40, 10, 30  # of the program over the convex hull
+_CLOSE = 1e-8  # [nats/token] between its point and its bound
+
+_NOISE = 1e-8
+"""A multiplier up to this is the solver's way of writing 0 [nats/token]."""
+
+
+class _Answer(NamedTuple):
+    """What a solver proposed; x and multipliers are NaN where it proposed nothing."""
+
+    solver: str
+    status: str
+    words: str
+    value: float
+    x: Array  # (4,)
+    multipliers: Array  # (rows,)
+
+
+class _Steps(NamedTuple):
+    """Best steps of the candidates [s]; those not reached have the step at peak."""
+
+    now: Array
+    more: Array  # with one GB more
+    less: Array
+    done: int
+    termination: Termination
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeometricProgram(Backend):
+    """A lower bound from the convex relaxation; it finds no incumbent.
+
+    Attributes
+    ----------
+    solver : str
+        A conic solver with exponential cones, of those that ``cvxpy.installed_solvers()`` lists,
+        in any case of letters.
+    check : str, optional
+        A second solver; the better of two checked bounds counts. None for no second one.
+    mfu : {"exact", "bound"}
+        Rest on the best layout of each candidate, or on the device's peak alone.
+    pieces : int
+        Monomials whose least is the envelope of MFU*. Each further one is the tightest at the
+        relaxed point so far.
+    workers : int, optional
+        Threads of the lower level; all cores unless given.
+    """
+
+    name: ClassVar[str] = "gp"
+    provides: ClassVar[Capability] = Capability.BOUND
+
+    solver: str = "clarabel"
+    check: str | None = "scs"
+    mfu: Literal["exact", "bound"] = "exact"
+    pieces: int = 1
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options that need no solver."""
+        if self.workers is not None and self.workers < 1:
+            raise MosaicError(f"workers={self.workers} must be at least 1, or None for all cores.")
+        if self.pieces < 1:
+            raise MosaicError(f"pieces={self.pieces} must be at least 1.")
+        if self.mfu not in ("exact", "bound"):
+            raise MosaicError(f"mfu={self.mfu!r} must be exact or bound.")
+
+    @classmethod
+    def availability(cls) -> Availability:
+        """Tell whether cvxpy is installed, without importing it."""
+        return Availability.AVAILABLE if find_spec("cvxpy") else Availability.NOT_INSTALLED
+
+    def search(
+        self, problem: Problem, limits: Limits, *, progress: ProgressCallback | None = None
+    ) -> Report:
+        """Bound the loss of every candidate; all of them count as unexamined.
+
+        Where the time ran out, or no solver gave a bound, it is that of the device's peak.
+
+        Raises
+        ------
+        MosaicError
+            No such solver is installed, or the law is no posynomial.
+        """
+        self._require_solvers()
+        start = time.monotonic()
+        steps = self._steps(problem, limits, progress)
+        found = None
+        if limits.time_s is None or time.monotonic() - start < limits.time_s:
+            found = self._relax(problem, steps, "exact", with_hull=False)
+        everything = tuple(range(len(problem.architectures)))
+        if found is not None and found.status is RelaxationStatus.INFEASIBLE:
+            bound = inf
+        else:
+            bound = min((problem.loss(i, t) for i, t in _peak_tokens(problem)), default=inf)
+            if found is not None and found.lower_bound is not None:
+                bound = max(bound, found.lower_bound)
+        return Report(
+            incumbent=None,
+            dual_bound=bound,
+            termination=steps.termination,
+            outcomes=(),
+            unexamined=everything,
+            discarded_pairs=0,
+        )
+
+    def relax(
+        self,
+        problem: Problem,
+        *,
+        mfu: Array | None = None,
+        limits: Limits | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Relaxation:
+        """Solve the relaxation and say what it means.
+
+        Parameters
+        ----------
+        problem : Problem
+        mfu : ndarray, optional
+            Values that no layout of a candidate exceeds, shape (candidates,) [-]: MFU of
+            ``6 N_act`` with N as the envelope counts it; 0 where there is no layout. In place of
+            the backend's own.
+        limits : Limits, optional
+            For the lower level; what it does not reach has the device's peak.
+        progress : callable, optional
+            Called after each candidate of the lower level.
+
+        Returns
+        -------
+        Relaxation
+            A failed solver is a status with its words.
+
+        Raises
+        ------
+        MosaicError
+            No such solver is installed; a law that is no posynomial; MFU values that are none.
+        """
+        self._require_solvers()
+        if mfu is None:
+            steps = self._steps(problem, limits or Limits(), progress)
+            return self._relax(problem, steps, "exact", with_hull=True)
+        given = steps_of_mfu(problem, mfu)
+        steps = _Steps(given, given, given, 0, Termination.EXHAUSTED)
+        return self._relax(problem, steps, "given", with_hull=True)
+
+    def _require_solvers(self) -> None:
+        for name in (self.solver, self.check):
+            if name is not None:
+                _installed(name)
+
+    # ------------------------------------------------------------ lower level
+
+    def _steps(self, problem: Problem, limits: Limits, progress: ProgressCallback | None) -> _Steps:
+        """Find best steps of the candidates, at the cap of memory and a GB to either side."""
+        peak = peak_steps(problem)
+        now, more, less = peak.copy(), peak.copy(), peak.copy()
+        n = len(peak)
+        if self.mfu == "bound":
+            return _Steps(now, more, less, 0, Termination.EXHAUSTED)
+        deadline = inf if limits.time_s is None else time.monotonic() + limits.time_s
+        done, termination = 0, Termination.EXHAUSTED
+        results = _least_steps(problem, self.workers or os.cpu_count() or 1)
+        try:
+            for i, (at, above, below) in enumerate(results):
+                now[i], more[i], less[i] = at, above, below
+                done = i + 1
+                if progress is not None:
+                    progress(Progress(done=done, of=n, incumbent=None, bound=-inf))
+                if time.monotonic() > deadline and done < n:
+                    termination = Termination.TIME_LIMIT
+                    break
+        except KeyboardInterrupt:
+            termination = Termination.INTERRUPTED
+        finally:
+            results.close()
+        return _Steps(now, more, less, done, termination)
+
+    # ------------------------------------------------------------ the program
+
+    def _relax(
+        self, problem: Problem, steps: _Steps, kind: Literal["exact", "given"], *, with_hull: bool
+    ) -> Relaxation:
+        n = len(problem.architectures)
+        exact = kind == "exact" and self.mfu == "exact" and steps.done == n
+        rests: Literal["exact", "partial", "bound", "given"] = (
+            "given"
+            if kind == "given"
+            else "bound"
+            if self.mfu == "bound"
+            else "exact"
+            if exact
+            else "partial"
+        )
+        points = points_of(problem, steps.now)
+        blank: dict[str, Any] = {
+            "name": problem.envelope.name,
+            "mfu": rests,
+            "candidates": n,
+            "points": len(points.candidate),
+            "lower_bound": None,
+            "primal": None,
+            "point": None,
+            "useful_share": (),
+            "binding": (),
+            "elasticities": (),
+            "split": None,
+            "solvers": (),
+        }
+        terms = terms_of(problem.envelope.law)
+        if not len(points.candidate):
+            return Relaxation(
+                **blank
+                | {
+                    "status": RelaxationStatus.INFEASIBLE,
+                    "words": "No candidate has both a layout and enough tokens, so there is "
+                    "nothing to bound.",
+                }
+            )
+        program, answers = self._solve(problem, points)
+        runs = [_run("monomial", a, certified_bound(program, a.x, a.multipliers)) for a in answers]
+        best = max(
+            zip(runs, answers, strict=True),
+            key=lambda p: -inf if p[0].bound is None else p[0].bound,
+        )
+        run, answer = best
+        hull, hull_runs = self._hull(terms, points) if with_hull and exact else (None, ())
+        blank |= {"solvers": (*runs, *hull_runs), "useful_share": _shares(problem, points, program)}
+        if run.bound is None:
+            said = "; ".join(f"{r.solver}: {r.status}. {r.words}".rstrip(". ") for r in runs)
+            return Relaxation(
+                **blank
+                | {
+                    "status": RelaxationStatus.FAILED,
+                    "words": f"No solver gave a point and multipliers to check ({said}).",
+                }
+            )
+        x = np.clip(answer.x, program.lower, program.upper)
+        primal = float(program.terms.values(x).sum())
+        weights: dict[str, float] = {}
+        for name, y in zip(program.names, answer.multipliers, strict=True):
+            weights[name] = weights.get(name, 0.0) + (float(y) if y > _NOISE else 0.0)
+        heavy = sorted(
+            (name for name in weights if weights[name] > 1e-6), key=lambda k: -weights[k]
+        )
+        measured = (steps.now, steps.more, steps.less) if exact else None
+        least = float(points.loss.min())
+        return Relaxation(
+            **blank
+            | {
+                "status": RelaxationStatus.BOUND,
+                "words": f"No candidate has a loss below {run.bound:.6f} nats/token, of the model.",
+                "lower_bound": run.bound,
+                "primal": primal,
+                "point": _point(problem, program, x, primal),
+                "binding": tuple(heavy),
+                "elasticities": elasticities(problem, weights, primal, measured),
+                "split": None if hull is None else _split(least, max(hull, run.bound), run.bound),
+            }
+        )
+
+    def _solve(self, problem: Problem, points: Points) -> tuple[Program, list[_Answer]]:
+        """Solve the monomial program, with further pieces at the relaxed points."""
+        program = program_of(problem, points)
+        first = minimise(program, self.solver)
+        for _ in range(self.pieces - 1):
+            if not np.isfinite(first.x).all():
+                break
+            program = program.with_row("compute", *compute_row(problem, points, first.x))
+            first = minimise(program, self.solver)
+        return program, [first, *([] if self.check is None else [minimise(program, self.check)])]
+
+    def _hull(self, terms: Terms, points: Points) -> tuple[float | None, tuple[SolverRun, ...]]:
+        """Bound the loss over the convex hull of the candidates: the envelope without error."""
+        names = [name for name in (self.solver, self.check) if name is not None]
+        runs = [bound_over_hull(terms, points, name) for name in names]
+        bound = max((r.bound for r in runs if r.bound is not None), default=None)
+        return bound, tuple(runs)
+
+
+def relax(envelope: Envelope, *, backend: GeometricProgram | None = None) -> Relaxation:
+    """Return a lower bound of the loss of every candidate, and what the budgets are worth.
+
+    Raises
+    ------
+    MosaicError
+        cvxpy or the solver is not installed, or the law is no posynomial.
+    """
+    if not GeometricProgram.availability():
+        raise MosaicError("The relaxation needs cvxpy, which is not installed.")
+    return (backend or GeometricProgram()).relax(Problem(envelope))
+
+
+# ---------------------------------------------------------------- solvers
+
+
+def _cvxpy() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import cvxpy
+    return cvxpy
+
+
+def _installed(name: str) -> str:
+    """Return a solver's name as cvxpy has it.
+
+    Raises
+    ------
+    MosaicError
+        It is not installed; the sentence lists those that are.
+    """
+    known = _cvxpy().installed_solvers()
+    if name.upper() not in known:
+        listed = ", ".join(sorted(k.lower() for k in known))
+        raise MosaicError(f"There is no solver {name!r} here; cvxpy finds {listed}.")
+    return name.upper()
+
+
+def minimise(program: Program, solver: str) -> _Answer:
+    """Minimise a program; whatever a solver does, it ends in an answer.
+
+    Raises
+    ------
+    MosaicError
+        The solver is not installed.
+    """
+    cp, name = _cvxpy(), _installed(solver)
+    centre = 0.5 * (program.lower + program.upper)
+    moved = cp.Variable(4)
+    rows = program.rows @ moved <= program.limits - program.rows @ centre
+    logs = program.terms.logs + program.terms.powers @ centre
+    objective = cp.Minimize(cp.sum(cp.exp(logs + program.terms.powers @ moved)))
+    status, words, value = _ask(cp.Problem(objective, [rows]), name, _OPTIONS)
+    return _Answer(
+        name,
+        status,
+        words,
+        value,
+        centre + _vector(moved.value, 4),
+        _vector(rows.dual_value, len(program.limits)),
+    )
+
+
+def bound_over_hull(terms: Terms, points: Points, solver: str) -> SolverRun:
+    """Bound a posynomial over the convex hull of points by column generation.
+
+    The program holds the points with the least loss and, round by round, those where the tangent at
+    its optimum is lowest; the bound is checked against all of them in every round.
+
+    Raises
+    ------
+    MosaicError
+        The solver is not installed.
+    """
+    chosen = np.zeros(len(points.x), dtype=np.bool_)
+    chosen[np.argsort(points.loss, kind="stable")[:_FIRST_POINTS]] = True
+    best: SolverRun | None = None
+    for _ in range(_ROUNDS):
+        answer = minimise_over_hull(terms, points.x[chosen], solver)
+        run = _run("hull", answer, hull_bound(terms, points.x, answer.x))
+        if best is None or (run.bound is not None and run.bound > (best.bound or -inf)):
+            best = run
+        if run.bound is None:
+            break
+        values = terms.values(answer.x)
+        lowest = np.argsort(points.x @ (values @ terms.powers), kind="stable")[:_MORE_POINTS]
+        if values.sum() - run.bound < _CLOSE or chosen[lowest].all():
+            break
+        chosen[lowest] = True
+    assert best is not None
+    return best
+
+
+def minimise_over_hull(terms: Terms, points: Array, solver: str) -> _Answer:
+    """Minimise a posynomial over the convex hull of points (n, 4); as :func:`minimise`."""
+    cp, name = _cvxpy(), _installed(solver)
+    weights = cp.Variable(len(points), nonneg=True)
+    centre = points.mean(axis=0)
+    logs = terms.logs + terms.powers @ centre
+    moved = ((points - centre) @ terms.powers.T).T @ weights
+    objective = cp.Minimize(cp.sum(cp.exp(logs + moved)))
+    asked = cp.Problem(objective, [cp.sum(weights) == 1.0])
+    status, words, value = _ask(asked, name, _HULL_OPTIONS)
+    share = np.maximum(_vector(weights.value, len(points)), 0.0)
+    x = share @ points / share.sum() if share.sum() > 0.0 else np.full(4, np.nan)
+    return _Answer(name, status, words, value, x, np.empty(0))
+
+
+def _ask(problem: Any, name: str, options: dict[str, dict[str, Any]]) -> tuple[str, str, float]:
+    """Run a solver and return its status, its words where it failed, and its value."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            problem.solve(solver=name, **options.get(name, {}))
+    except Exception as error:  # a solver may raise anything, and all of it is a status
+        return "error", _one_line(f"{type(error).__name__}: {error}"), float("nan")
+    status = str(problem.status)
+    value = problem.value
+    failed = status != "optimal"
+    words = f"{name} ended with {status}" if failed else ""
+    return status, words, float("nan") if value is None else float(value)
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+def _vector(value: Any, size: int) -> Array:
+    if value is None:
+        return np.full(size, np.nan)
+    return np.asarray(value, dtype=np.float64).reshape(size)
+
+
+# ---------------------------------------------------------------- parts of the result
+
+
+def _run(program: Literal["monomial", "hull"], answer: _Answer, bound: float) -> SolverRun:
+    return SolverRun(
+        program=program,
+        solver=answer.solver.lower(),
+        status=answer.status,
+        words=answer.words,
+        value=answer.value if isfinite(answer.value) else None,
+        bound=bound if isfinite(bound) else None,
+    )
+
+
+def _peak_tokens(problem: Problem) -> Generator[tuple[int, float], None, None]:
+    """Yield the candidates that have tokens with every device at its peak, and those tokens."""
+    for i, step_s in enumerate(peak_steps(problem)):
+        tokens = problem.tokens(i, float(step_s)).tokens
+        if tokens > 0.0 and isfinite(tokens):
+            yield i, tokens
+
+
+def _least_steps(problem: Problem, workers: int) -> Generator[Array, None, None]:
+    """Yield each candidate's best steps at the memory cap, a GB above and a GB below, in order."""
+    cap = problem.envelope.memory_cap_bytes
+    caps = (cap, cap + GB, cap - GB)
+    n = len(problem.architectures)
+    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")
+    waiting: list[Future[Array]] = []
+    submitted = 0
+    try:
+        while submitted < n or waiting:
+            while submitted < n and len(waiting) < workers * _IN_FLIGHT_PER_WORKER:
+                waiting.append(pool.submit(problem.least_steps, submitted, caps))
+                submitted += 1
+            yield waiting.pop(0).result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute_pieces(problem: Problem, program: Program) -> list[tuple[Array, float]]:
+    """Return the monomials above MFU* eta_good: exponents (N_tot, 1-S, G) and log coefficient."""
+    pieces = []
+    base = np.array([1.0, 1.0, 1.0, 0.0])
+    for name, row, limit in zip(program.names, program.rows, program.limits, strict=True):
+        if name == "compute":
+            constant = float(limit) - log(problem.envelope.peak_compute_flop / 6.0)
+            pieces.append(((base - row)[[N, U, G]], constant))
+    return pieces
+
+
+def _shares(problem: Problem, points: Points, program: Program) -> tuple[UsefulShare, ...]:
+    data, features = delivered_share(problem, points), points.x[:, [N, U, G]]
+    found = []
+    for powers, constant in _compute_pieces(problem, program):
+        excess = constant + features @ powers - data
+        found.append(
+            UsefulShare(
+                log_coefficient=constant,
+                n_total=float(powers[0]),
+                active_share=float(powers[1]),
+                expert_split=float(powers[2]),
+                largest_excess=float(excess.max()),
+                mean_excess=float(excess.mean()),
+            )
+        )
+    return tuple(found)
+
+
+def _point(problem: Problem, program: Program, x: Array, loss: float) -> RelaxedPoint:
+    share = min(c + x[[N, U, G]] @ powers for powers, c in _compute_pieces(problem, program))
+    active, tokens = exp(x[N] + x[U]), exp(x[D])
+    return RelaxedPoint(
+        n_total=exp(x[N]),
+        n_active=active,
+        sparsity=1.0 - exp(x[U]),
+        expert_split=exp(x[G]),
+        tokens=tokens,
+        tokens_per_parameter=tokens / active,
+        mfu=exp(share),
+        loss=loss,
+    )
+
+
+def _split(exact: float, hull: float, lower: float) -> GapSplit:
+    return GapSplit(
+        exact=exact, hull=hull, gap=exact - lower, integrality=exact - hull, envelope=hull - lower
+    )
