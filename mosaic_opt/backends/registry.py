@@ -7,7 +7,10 @@ from importlib import import_module
 from mosaic_opt.backends.base import Availability, Backend
 from mosaic_opt.errors import MosaicError
 
-BACKENDS = {"enumerate": "mosaic_opt.backends.enumerate:Enumerate"}
+BACKENDS = {
+    "enumerate": "mosaic_opt.backends.enumerate:Enumerate",
+    "cpsat": "mosaic_opt.backends.cpsat.search:CpSat",
+}
 """Name of a backend -> ``module:Class``."""
 
 

@@ -17,6 +17,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
 )
+from mosaic_opt.backends.cpsat.search import CpSat
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, resolve
 from mosaic_opt.errors import MosaicError
@@ -38,6 +39,17 @@ class TestEnumerateOnOneWorker(BackendContract):
 
     def make(self) -> Backend:
         return Enumerate(workers=1)
+
+
+class TestCpSat(BackendContract):
+    name = "cpsat"
+
+
+class TestCpSatOnTwoWorkers(BackendContract):
+    name = "cpsat"
+
+    def make(self) -> Backend:
+        return CpSat(workers=2, seed=7)
 
 
 def test_every_registered_backend_has_a_contract_test() -> None:
