@@ -14,8 +14,9 @@ from ortools.sat.python import cp_model
 
 from mosaic_opt.backends.base import Limits, Progress
 from mosaic_opt.backends.cpsat.posting import Poster
+from mosaic_opt.backends.cpsat.rounding import Scale
 from mosaic_opt.backends.cpsat.running import run
-from mosaic_opt.backends.cpsat.search import DEGREES, CpSat, LayoutModel, Scale
+from mosaic_opt.backends.cpsat.search import DEGREES, CpSat, LayoutModel
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.errors import MosaicError
@@ -262,7 +263,7 @@ def test_a_plan_over_the_cap_by_less_than_the_rounding_is_not_taken(
 ) -> None:
     """With units so coarse that all plans seem to fit, the answer is still the enumerator's."""
     monkeypatch.setattr("mosaic_opt.backends.cpsat.search.MEMORY_BITS", 1)
-    problem = tiny_problem(memory_fraction=0.03)
+    problem = tiny_problem(memory_fraction=0.02)
     for index in range(4):
         truth = problem.solve_candidate(index)
         assert truth.counts.over_memory

@@ -79,8 +79,7 @@ class Poster:
 
     def variable(self, name: str) -> IntVar:
         """Return the variable of a name."""
-        found = self.terms[name].variable
-        assert found is not None
+        found: IntVar = self.terms[name].variable
         return found
 
     def _add(self, name: str, values: Iterable[int]) -> Term:

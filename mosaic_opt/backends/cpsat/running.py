@@ -31,9 +31,13 @@ def run(
     workers: int,
     seed: int,
     time_s: float | None = None,
+    effort: float | None = None,
     on_solution: OnSolution | None = None,
 ) -> Ran:
     """Solve a model and return the incumbent.
+
+    ``effort`` limits CP-SAT's own deterministic measure of work, so that the answer of a search
+    that it ends is the same on every machine.
 
     An interrupt (Ctrl-C) ends the search as a time limit does. What ``on_solution`` raises stops
     the search and is raised here: an exception must not cross the solver's own frames.
@@ -62,6 +66,8 @@ def run(
     solver.parameters.random_seed = seed
     if time_s is not None:
         solver.parameters.max_time_in_seconds = max(time_s, 1e-3)
+    if effort is not None:
+        solver.parameters.max_deterministic_time = effort
     status = solver.solve(model, Told())
     if raised:
         raise raised[0]

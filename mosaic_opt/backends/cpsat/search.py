@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from math import floor, frexp, inf, isfinite, ldexp
+from math import floor, inf, isfinite
 from typing import ClassVar, NamedTuple, final
 
 import numpy as np
@@ -42,6 +42,7 @@ from mosaic_opt.backends.base import (
     dual_bound,
 )
 from mosaic_opt.backends.cpsat.posting import Poster
+from mosaic_opt.backends.cpsat.rounding import Scale
 from mosaic_opt.backends.cpsat.running import run
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Outcome, Priced, Problem
@@ -69,22 +70,6 @@ BITS = 52
 
 MEMORY_BITS = 40
 """Bits of memory, whose unit is then of the order of a byte."""
-
-
-class Scale(NamedTuple):
-    """How numbers become integers: whole units, rounded down."""
-
-    unit: float  # a power of two, in the unit of what is scaled
-    largest: float
-
-    @classmethod
-    def of(cls, largest: float, bits: int) -> Scale:
-        """Return the scale with which the largest number has ``bits`` bits."""
-        return cls(ldexp(1.0, frexp(largest)[1] - bits) if largest > 0.0 else 1.0, largest)
-
-    def down(self, number: float) -> int:
-        """Return the whole units in a number; exact, the unit being a power of two."""
-        return floor(number / self.unit)
 
 
 class LayoutAnswer(NamedTuple):
