@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
+    from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.certificate import Certificate, certify
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from mosaic_opt.problem import Problem
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
+    from mosaic_opt.stage_search import StageSearch, search_stages
 
 _HOMES = {
     "Backend": "backends.base",
     "Certificate": "certificate",
+    "CpSat": "backends.cpsat.search",
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
     "EnvelopeError": "errors",
@@ -33,18 +36,21 @@ _HOMES = {
     "Progress": "backends.base",
     "Report": "backends.base",
     "Solution": "result",
+    "StageSearch": "stage_search",
     "Status": "result",
     "certify": "certificate",
     "example": "envelope",
     "examples": "envelope",
     "json_schema": "envelope",
     "load_envelope": "envelope",
+    "search_stages": "stage_search",
     "solve": "solver",
 }
 
 __all__ = [
     "Backend",
     "Certificate",
+    "CpSat",
     "Enumerate",
     "Envelope",
     "EnvelopeError",
@@ -54,12 +60,14 @@ __all__ = [
     "Progress",
     "Report",
     "Solution",
+    "StageSearch",
     "Status",
     "certify",
     "example",
     "examples",
     "json_schema",
     "load_envelope",
+    "search_stages",
     "solve",
 ]
 
