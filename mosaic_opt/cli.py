@@ -359,7 +359,7 @@ def stages(
     _check_target(json_to)
     pools = [Cluster.parse(part.strip()) for part in cluster.split(",")]
     layout = _plan(plan, sum(pool.n_devices for pool in pools))
-    batch = [_batch(pool, global_batch, seq, optimizer, precision) for pool in pools][0]
+    batch, *_ = [_batch(pool, global_batch, seq, optimizer, precision) for pool in pools]
     try:
         found = search_stages(
             _model(model),

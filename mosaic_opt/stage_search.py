@@ -22,17 +22,17 @@ from typing import Literal, NamedTuple
 from mosaic_opt.backends.base import Limits
 from mosaic_opt.backends.cpsat.stages import Held, StageProblem, StageSolution, solve_stages
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.stage_step import step_of
 from mosaic_opt.stage_tables import StageTables, pool_runs
 from perfmodel.architecture import Architecture
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
 from perfmodel.frozen import Frozen
-from perfmodel.memory import stage_total
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import violations
 from perfmodel.sources import Source, weakest
-from perfmodel.stages import BALANCED, Stage, StageLayout, balanced_counts
+from perfmodel.stages import Stage, StageLayout, balanced_counts
 from perfmodel.step import DEFAULT_STACK, StepModel
 
 __all__ = ["PlacedStage", "StageProgress", "StageSearch", "search_stages"]
@@ -92,8 +92,9 @@ class StageSearch(Frozen):
     plan : Plan or None
         The plan with that layout, where one pool and one recompute mode serve all stages.
     step_time_s, balanced_step_time_s : float or None
-        Time of a step under ``plan``, and of the same plan with the balanced layout where that
-        fits [s].
+        Time of a step under the layout, and under the balanced one [s]. Exact under the model where
+        one recompute mode serves all stages of one pool; else the schedule is run with one share of
+        the forward pass for all stages, the mean of theirs. The search does not minimise it.
     source : Source
         What the times rest on; memory rests on ASSUMED.
     """
@@ -210,7 +211,7 @@ def search_stages(
                     pp=plan.pp,
                     vpp=plan.vpp,
                     moe_before=tables.moe_before,
-                    prediction=architecture.mtp_layers > 0,
+                    predictions=architecture.mtp_layers,
                     held=tuple(held),
                     pools=runs,
                 ),
@@ -221,7 +222,7 @@ def search_stages(
                 on_bound=told,
             )
             bound_s, proved, unit = answer.bound_s, answer.proved, answer.unit_s
-            solution = _faster(tables, answer.solution, hint)
+            solution = _best(tables, (*answer.solutions, *([hint] if hint else ())), unit)
         except KeyboardInterrupt:
             interrupted = True
     late = limit is not None and time.monotonic() - began >= limit
@@ -234,7 +235,7 @@ def search_stages(
     elif proved:
         status = "infeasible"
     ended = _Ended(status, termination, bound_s, unit, balanced_s, time.monotonic() - began)
-    return _result(tables, plan, solution, ended)
+    return _result(tables, plan, solution, hint, ended)
 
 
 class _Ended(NamedTuple):
@@ -326,25 +327,23 @@ def _balanced(
     return best
 
 
-def _faster(
-    tables: StageTables, one: StageSolution | None, other: StageSolution | None
+def _best(
+    tables: StageTables, solutions: Sequence[StageSolution], unit_s: float
 ) -> StageSolution | None:
-    """Return the layout with the faster slowest stage, the first of equals."""
+    """Return the layout with the fastest slowest stage; of equals, the one with the shortest step.
 
-    def slowest(solution: StageSolution) -> float:
+    Equal are those that the search's rounding does not tell apart.
+    """
+    timed = []
+    for solution in solutions:
         loads = tables.loads_of(*solution)
-        return max(load.time_s for load in loads) if loads else float("inf")
-
-    found = [solution for solution in (one, other) if solution is not None]
-    return min(found, key=slowest, default=None)
-
-
-def _step_s(tables: StageTables, plan: Plan) -> float | None:
-    """Return the time of a step on the one pool, or None where a stage does not fit [s]."""
-    model = tables.models[0]
-    whole = StepModel(model.architecture, plan, model.cluster, model.batch, model.profile)
-    memory = max(float(stage_total(whole.stage(i))) for i in range(plan.pp))
-    return whole.step_s if memory <= tables.caps[0] else None
+        if loads is not None:
+            timed.append((max(load.time_s for load in loads), solution))
+    if not timed:
+        return None
+    least = min(slowest for slowest, _ in timed)
+    equal = [solution for slowest, solution in timed if slowest <= least + unit_s]
+    return min(equal, key=lambda solution: step_of(tables, solution) or 0.0)
 
 
 def _pool_name(cluster: Cluster) -> str:
@@ -352,7 +351,11 @@ def _pool_name(cluster: Cluster) -> str:
 
 
 def _result(
-    tables: StageTables, plan: Plan, solution: StageSolution | None, ended: _Ended
+    tables: StageTables,
+    plan: Plan,
+    solution: StageSolution | None,
+    balanced: StageSolution | None,
+    ended: _Ended,
 ) -> StageSearch:
     architecture, clusters = tables.architecture, [model.cluster for model in tables.models]
     mtp = architecture.mtp_layers
@@ -360,7 +363,7 @@ def _result(
     loads = None if solution is None else tables.loads_of(*solution)
     layout, chosen, slowest = None, None, None
     placed: tuple[PlacedStage, ...] = ()
-    step_s = balanced_step_s = None
+    step_s = None
     used = [0] * len(clusters)
     sources = [Source.ASSUMED]
     if solution is not None and loads is not None:
@@ -385,6 +388,7 @@ def _result(
             )
             for r in range(plan.pp)
         )
+        step_s = step_of(tables, solution)
         used = [solution.pools.count(q) for q in range(len(clusters))]
         modes = {load.mode for load in loads}
         uniform = plan.model_copy(update={"layout": layout, "recompute": loads[0].mode})
@@ -394,10 +398,7 @@ def _result(
             if n
         ]
         if len(clusters) == 1 and len(modes) == 1:
-            chosen, step_s = uniform, _step_s(tables, uniform)
-            if architecture.n_layers >= plan.pp * plan.vpp:
-                balanced = uniform.model_copy(update={"layout": BALANCED})
-                balanced_step_s = _step_s(tables, balanced)
+            chosen = uniform
     bound = None if ended.status == "infeasible" else ended.bound_s
     return StageSearch(
         model=architecture.name,
@@ -412,7 +413,7 @@ def _result(
         layout=layout,
         plan=chosen,
         step_time_s=step_s,
-        balanced_step_time_s=balanced_step_s,
+        balanced_step_time_s=None if balanced is None else step_of(tables, balanced),
         stages=placed,
         source=weakest(sources),
         pools=tuple(

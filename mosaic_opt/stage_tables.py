@@ -19,7 +19,7 @@ from perfmodel.mesh import PlanDims, StageContent, moe_layers_before
 from perfmodel.plan import Recompute
 from perfmodel.step import StepModel
 
-__all__ = ["Content", "Load", "StageTables", "pool_runs"]
+__all__ = ["Content", "Load", "Parts", "StageTables", "pool_runs"]
 
 
 class Content(NamedTuple):
@@ -38,7 +38,7 @@ class Load(NamedTuple):
     memory_bytes: float  # [B]
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """What a pool and a mode fix."""
 
     plan: PlanDims
@@ -79,9 +79,9 @@ class StageTables:
         return tuple(int(moe_layers_before(a, float(b))) for b in range(int(a.n_layers) + 1))
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, Recompute], _Parts]:
+    def _parts(self) -> dict[tuple[int, Recompute], Parts]:
         a = self.architecture.dims
-        found: dict[tuple[int, Recompute], _Parts] = {}
+        found: dict[tuple[int, Recompute], Parts] = {}
         for pool, model in enumerate(self.models):
             stack, seq = model.profile.stack(), float(model.batch.seq_len)
             rank = rank_parameters(a, model.dims)
@@ -89,8 +89,12 @@ class StageTables:
                 p = model.dims._replace(recompute=float(mode.code))
                 totals = mode_totals(model.cost, a, stack, p.recompute)
                 layer = layer_bytes(a, p, stack, seq, p.recompute)
-                found[pool, mode] = _Parts(p, totals, layer, rank)
+                found[pool, mode] = Parts(p, totals, layer, rank)
         return found
+
+    def parts(self, pool: int, mode: Recompute) -> Parts:
+        """Return what a pool and a mode fix."""
+        return self._parts[pool, mode]
 
     def stage_content(self, device: int, content: Content) -> StageContent:
         """Return a content as the formulas take it."""

@@ -248,6 +248,25 @@ def test_more_memory_and_more_modes_are_never_slower() -> None:
     assert slowest == sorted(slowest, reverse=True)
 
 
+def test_a_step_is_never_longer_than_the_balanced_one_of_the_same_slowest_stage() -> None:
+    """The slowest stage alone would allow chunks that wait for each other."""
+    a = model(9, first_k_dense=2, mtp_layers=1)
+    plan = Plan(pp=2, vpp=2, dp=2, micro_batch=2)
+    equal = 0
+    for fraction in (0.02, 0.03, 0.05, 1.0):
+        for mode in Recompute:
+            found = search_stages(
+                a, plan, one_node(plan), BATCH, memory_fraction=fraction, recompute=[mode]
+            )
+            if found.slowest_s is None or found.slowest_s != found.balanced_slowest_s:
+                continue
+            equal += 1
+            assert found.step_time_s is not None
+            assert found.balanced_step_time_s is not None
+            assert found.step_time_s <= found.balanced_step_time_s
+    assert equal
+
+
 def test_a_heavy_head_makes_its_stage_lighter() -> None:
     """A head as heavy as several layers: the last stage gets fewer of them than the others."""
     a = model(12).model_copy(update={"vocab_size": 500_000})

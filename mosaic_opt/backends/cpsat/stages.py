@@ -44,7 +44,7 @@ class StageProblem(NamedTuple):
     pp: int
     vpp: int
     moe_before: tuple[int, ...]  # layers with experts among the first b; n_layers + 1 entries
-    prediction: bool  # whether there are prediction layers
+    predictions: int  # prediction layers, which stay together
     held: tuple[tuple[Held, ...], ...]  # of each device
     pools: tuple[tuple[int, ...], ...]  # the assignments of pools to devices that are allowed
 
@@ -60,7 +60,7 @@ class StageSolution(NamedTuple):
 class StageAnswer(NamedTuple):
     """What the search found."""
 
-    solution: StageSolution | None
+    solutions: tuple[StageSolution, ...]  # of equal slowest stage, but for the unit; best first
     bound_s: float  # no layout has a faster slowest stage [s]; inf if there is none
     proved: bool
     unit_s: float  # times were rounded down to whole units [s]
@@ -75,7 +75,7 @@ def _borders(model: CpModel, p: StageProblem) -> tuple[list[Any], Any]:
         layers,
     ]
     early: Any = 0
-    if p.prediction and p.pp > 1:
+    if p.predictions and p.pp > 1:
         early = model.new_bool_var("early")
         model.add(borders[-2] == layers).only_enforce_if(early)
     for s in range(stages):
@@ -114,10 +114,11 @@ def solve_stages(
     hint: StageSolution | None = None,
     on_bound: Callable[[float, float], None] | None = None,
 ) -> StageAnswer:
-    """Minimise the slowest device's time; among equals, prefer what fills and drains faster.
+    """Minimise the slowest device's time; among equals, prefer what leaves less waiting.
 
-    With a proof of the first, a second search of bounded effort keeps the slowest stage as it is
-    and makes the largest chunk small, then the sum of all times.
+    With a proof of the first, a second search of bounded effort keeps the slowest stage as it is.
+    With chunks it makes the sum over turns of the largest chunk's layers small (a device waits for
+    others within a turn), then, as without, the sum of all times, which fill and drain take.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ def solve_stages(
     stages, layers = p.pp * p.vpp, len(p.moe_before) - 1
     scale = Scale.of(max((h.time_s for row in p.held for h in row), default=0.0), BITS)
     if not p.pools or not all(p.held):
-        return StageAnswer(None, float("inf"), True, scale.unit)
+        return StageAnswer((), float("inf"), True, scale.unit)
     model = CpModel()
     borders, early = _borders(model, p)
     before = [_before(model, p, border) for border in borders]
@@ -147,7 +148,7 @@ def solve_stages(
         held = _is(model, sum(borders[s + 1] - borders[s] for s in mine), layers)
         dense = _is(model, held - moe, layers)
         prediction: Any = 0
-        if p.prediction:
+        if p.predictions:
             prediction = 1 - early if r == p.pp - 1 else early if r == p.pp - 2 else 0
         time = model.new_int_var(0, most, f"time_{r}")
         model.add_allowed_assignments(
@@ -172,13 +173,14 @@ def solve_stages(
     found = run(model, named, workers=workers, seed=seed, time_s=time_s, on_solution=told)
     if found.values is None:
         bound = float("inf") if found.proved else max(0, found.bound) * scale.unit
-        return StageAnswer(None, bound, found.proved, scale.unit)
+        return StageAnswer((), bound, found.proved, scale.unit)
     answer = _read(p, found.values)
+    answers = [answer]
     if found.proved:
         left = None if time_s is None else time_s - (monotonic() - began)
         best = found.values["slowest"]
-        answer = _tidied(model, p, named, borders, times, best, answer, seed, left)
-    return StageAnswer(answer, found.bound * scale.unit, found.proved, scale.unit)
+        answers.insert(0, _tidied(model, p, named, borders, early, times, best, answer, seed, left))
+    return StageAnswer(tuple(answers), found.bound * scale.unit, found.proved, scale.unit)
 
 
 def _tidied(
@@ -186,6 +188,7 @@ def _tidied(
     p: StageProblem,
     named: dict[str, Any],
     borders: Sequence[Any],
+    early: Any,
     times: Sequence[Any],
     best: int,
     answer: StageSolution,
@@ -198,10 +201,17 @@ def _tidied(
     model.add(named["slowest"] == best)
     aim: Any = sum(times)
     if p.vpp > 1:
-        largest = model.new_int_var(0, len(p.moe_before) - 1, "largest")
-        for s in range(len(borders) - 1):
-            model.add(borders[s + 1] - borders[s] <= largest)
-        aim = aim + (best + 1) * p.pp * largest
+        layers = len(p.moe_before) - 1
+        for chunk in range(p.vpp):  # a turn lasts as long as its largest chunk
+            largest = model.new_int_var(0, layers + p.predictions, f"largest_{chunk}")
+            for s in range(chunk * p.pp, (chunk + 1) * p.pp):
+                units = borders[s + 1] - borders[s]
+                if s == len(borders) - 2:
+                    units = units + p.predictions * (1 - early)
+                elif s == len(borders) - 3:
+                    units = units + p.predictions * early
+                model.add(largest >= units)
+            aim = aim + (best + 1) * p.pp * largest
     model.minimize(aim)
     _hint(model, named, answer)
     found = run(model, named, workers=1, seed=seed, time_s=time_s, effort=TIDY_EFFORT)
