@@ -174,6 +174,8 @@ def search_stages(
     MosaicError
         Pools without room for the stages, or another request that makes no sense.
     """
+    if workers < 1:
+        raise MosaicError(f"workers={workers} must be at least 1.")
     began = time.monotonic()
     clusters = (pools,) if isinstance(pools, Cluster) else tuple(pools)
     capacities = _checked(architecture, plan, clusters, batch, recompute, memory_fraction)

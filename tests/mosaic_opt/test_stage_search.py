@@ -250,19 +250,15 @@ def test_more_memory_and_more_modes_are_never_slower() -> None:
 
 def test_a_step_is_never_longer_than_the_balanced_one_of_the_same_slowest_stage() -> None:
     """The slowest stage alone would allow chunks that wait for each other."""
-    a = model(9, first_k_dense=2, mtp_layers=1)
-    plan = Plan(pp=2, vpp=2, dp=2, micro_batch=2)
+    plan = Plan(pp=2, vpp=2, dp=2)
     equal = 0
-    for fraction in (0.02, 0.03, 0.05, 1.0):
-        for mode in Recompute:
-            found = search_stages(
-                a, plan, one_node(plan), BATCH, memory_fraction=fraction, recompute=[mode]
-            )
-            if found.slowest_s is None or found.slowest_s != found.balanced_slowest_s:
-                continue
+    for n_layers in range(4, 12):
+        a = model(n_layers, first_k_dense=n_layers % 3, mtp_layers=1)
+        found = search_stages(a, plan, one_node(plan), BATCH, recompute=[Recompute.FULL])
+        assert found.step_time_s is not None
+        assert found.balanced_step_time_s is not None
+        if found.slowest_s == found.balanced_slowest_s:
             equal += 1
-            assert found.step_time_s is not None
-            assert found.balanced_step_time_s is not None
             assert found.step_time_s <= found.balanced_step_time_s
     assert equal
 
