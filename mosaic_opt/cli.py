@@ -343,6 +343,9 @@ def stages(
         typer.Option(help="Modes of a stage, of none, selective, super-selective, full."),
     ] = None,
     memory_fraction: Annotated[float, typer.Option(help="Share of a device's memory.")] = 1.0,
+    max_chunk: Annotated[
+        int | None, typer.Option(help="Layers of a virtual stage at most.")
+    ] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
     workers: Annotated[int, typer.Option(help="Search threads.")] = 1,
     json_to: Json = None,
@@ -369,6 +372,7 @@ def stages(
             stack=stack,
             recompute=read_modes(recompute),
             memory_fraction=memory_fraction,
+            max_chunk=max_chunk,
             limits=Limits(time_s=time_limit),
             workers=workers,
             progress=lambda state: typer.echo(progress_line(state), err=True),

@@ -31,6 +31,14 @@ def render_stages(search: StageSearch) -> RenderableType:
     ]
     if search.stages:
         parts += [Text(""), _table(search.stages)]
+    if _waits(search):
+        parts += [
+            Text(""),
+            Text(
+                "The balanced layout has the shorter step: its slowest stage is slower, but uneven "
+                "chunks and stages wait for each other. --max-chunk limits the layers of a chunk."
+            ),
+        ]
     if search.layout is not None:
         parts += [Text(""), Text(f"layout  {search.layout}")]
     if search.plan is not None:
@@ -58,6 +66,11 @@ def _summary(search: StageSearch) -> list[tuple[str, str]]:
         rows.append(("step", step))
     rows.append(("search", f"{search.seconds:.1f} s, {search.termination.replace('_', ' ')}"))
     return rows
+
+
+def _waits(search: StageSearch) -> bool:
+    step_s, balanced_s = search.step_time_s, search.balanced_step_time_s
+    return step_s is not None and balanced_s is not None and balanced_s < step_s
 
 
 def _against(search: StageSearch) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple
 
 from mosaic_opt.backends.base import Limits
@@ -137,6 +138,7 @@ def search_stages(
     stack: str | StackProfile = DEFAULT_STACK,
     recompute: Sequence[Recompute] = tuple(Recompute),
     memory_fraction: float = 1.0,
+    max_chunk: int | None = None,
     limits: Limits | None = None,
     workers: int = 1,
     seed: int = 0,
@@ -156,6 +158,9 @@ def search_stages(
         The modes that a stage may have; all unless given.
     memory_fraction : float
         Share of a device's memory that may be used [-].
+    max_chunk : int, optional
+        Layers of a virtual stage at most, prediction layers included. With vpp >= 2 a device waits
+        for others within a turn of its chunks, and even chunks wait less.
     limits : Limits, optional
         When to stop; never unless given.
     workers, seed : int
@@ -174,6 +179,8 @@ def search_stages(
     MosaicError
         Pools without room for the stages, or another request that makes no sense.
     """
+    if max_chunk is not None and max_chunk < 1:
+        raise MosaicError(f"max_chunk={max_chunk} must be at least 1.")
     if workers < 1:
         raise MosaicError(f"workers={workers} must be at least 1.")
     began = time.monotonic()
@@ -186,14 +193,17 @@ def search_stages(
     caps = [memory_fraction * cluster.device_memory_bytes for cluster in clusters]
     tables = StageTables(models, modes, caps)
     runs = pool_runs(capacities, plan.pp)
-    hint, balanced_s = _balanced(tables, runs)
+    balanced, balanced_s = _balanced(tables, runs)
+    within = balanced is not None and _largest_chunk(tables, balanced) <= (max_chunk or inf)
+    hint = balanced if within else None
+    cutoff = balanced_s if within and balanced_s is not None else inf
     held = []
     for device in range(plan.pp):
         mine = []
         for content in tables.contents(device):
             for pool in range(len(clusters)):
                 load = tables.load(device, pool, content)
-                if load is not None and (balanced_s is None or load.time_s <= balanced_s):
+                if load is not None and load.time_s <= cutoff:
                     mine.append(Held(*content, pool, load.time_s))
         held.append(tuple(mine))
 
@@ -216,6 +226,7 @@ def search_stages(
                     predictions=architecture.mtp_layers,
                     held=tuple(held),
                     pools=runs,
+                    max_chunk=max_chunk if plan.pp > 1 else None,
                 ),
                 workers=workers,
                 seed=seed,
@@ -237,7 +248,7 @@ def search_stages(
     elif proved:
         status = "infeasible"
     ended = _Ended(status, termination, bound_s, unit, balanced_s, time.monotonic() - began)
-    return _result(tables, plan, solution, hint, ended)
+    return _result(tables, plan, solution, balanced, ended)
 
 
 class _Ended(NamedTuple):
@@ -327,6 +338,13 @@ def _balanced(
         if best[1] is None or slowest < best[1]:
             best = StageSolution(counts, False, run), slowest
     return best
+
+
+def _largest_chunk(tables: StageTables, solution: StageSolution) -> int:
+    """Return the layers of the largest virtual stage, prediction layers included."""
+    units = [*solution.counts]
+    units[-1 - solution.early] += tables.architecture.mtp_layers
+    return max(units)
 
 
 def _best(

@@ -26,9 +26,7 @@ class Ran(NamedTuple):
     err: str
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str
-) -> Ran:
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], **changes: str) -> Ran:
     options = CASE | {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
     words = [word for pair in options.items() for word in pair]
     monkeypatch.setattr(sys, "argv", ["mosaic", "stages", *words])

@@ -45,7 +45,7 @@ def model(
     return Architecture.model_validate(fields)
 
 
-def every_layout(a: Architecture, plan: Plan) -> list[StageLayout]:
+def every_layout(a: Architecture, plan: Plan, max_chunk: int | None = None) -> list[StageLayout]:
     """List the layouts without an empty stage that the rules of a plan accept."""
     stages = plan.pp * plan.vpp
     found = []
@@ -66,7 +66,9 @@ def every_layout(a: Architecture, plan: Plan) -> list[StageLayout]:
                 BATCH.seq_len,
                 BATCH.global_batch,
             )
-            if legal and all(any(stage) for stage in held):
+            largest = max(stage.layers + stage.mtp for stage in held)
+            small = max_chunk is None or plan.pp == 1 or largest <= max_chunk
+            if legal and small and all(any(stage) for stage in held):
                 found.append(layout)
     return found
 
@@ -105,6 +107,7 @@ def brute_force(
     clusters: list[Cluster],
     fraction: float,
     modes: list[Recompute],
+    max_chunk: int | None = None,
 ) -> float:
     caps = [fraction * cluster.device_memory_bytes for cluster in clusters]
     devices = plan.tp * plan.cp * plan.dp
@@ -112,7 +115,7 @@ def brute_force(
     return min(
         (
             slowest_of(a, plan, layout, run, clusters, caps, modes)
-            for layout in every_layout(a, plan)
+            for layout in every_layout(a, plan, max_chunk)
             for run in all_runs(room, plan.pp)
         ),
         default=inf,
@@ -155,6 +158,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "a": a,
         "plan": plan,
         "modes": modes,
+        "max_chunk": draw(st.sampled_from([None, None, 2, 3])),
         "fraction": 10.0 ** draw(st.floats(-2.2, 0.0)),
     }
 
@@ -178,13 +182,19 @@ def assert_is(found: StageSearch, truth: float) -> None:
 @RANDOM
 @given(case=cases())
 def test_one_pool_equals_brute_force(case: dict[str, Any]) -> None:
-    a, plan, modes = case["a"], case["plan"], case["modes"]
+    a, plan, modes, chunk = case["a"], case["plan"], case["modes"], case["max_chunk"]
     cluster = one_node(plan)
     found = search_stages(
-        a, plan, cluster, BATCH, recompute=modes, memory_fraction=case["fraction"]
+        a,
+        plan,
+        cluster,
+        BATCH,
+        recompute=modes,
+        memory_fraction=case["fraction"],
+        max_chunk=chunk,
     )
-    assert_is(found, brute_force(a, plan, [cluster], case["fraction"], modes))
-    if found.balanced_slowest_s is not None:
+    assert_is(found, brute_force(a, plan, [cluster], case["fraction"], modes, chunk))
+    if found.balanced_slowest_s is not None and chunk is None:
         assert found.slowest_s is not None
         assert found.slowest_s <= found.balanced_slowest_s
 
@@ -330,6 +340,7 @@ def test_a_plan_that_breaks_a_rule_is_refused() -> None:
     ("changes", "said"),
     [
         ({"recompute": []}, "recompute is empty"),
+        ({"max_chunk": 0}, "max_chunk=0 must be at least 1"),
         ({"memory_fraction": 0.0}, "memory_fraction=0 must be above 0"),
         ({"plan": Plan(pp=8, dp=1)}, "need at least 6 layers, one on each between"),
         ({"plan": Plan(pp=2, dp=4), "pools": []}, "0 pools are given"),

@@ -47,6 +47,7 @@ class StageProblem(NamedTuple):
     predictions: int  # prediction layers, which stay together
     held: tuple[tuple[Held, ...], ...]  # of each device
     pools: tuple[tuple[int, ...], ...]  # the assignments of pools to devices that are allowed
+    max_chunk: int | None = None  # layers of a virtual stage at most, prediction layers included
 
 
 class StageSolution(NamedTuple):
@@ -86,7 +87,19 @@ def _borders(model: CpModel, p: StageProblem) -> tuple[list[Any], Any]:
             least = 1 - early
         if stages > 1:
             model.add(borders[s + 1] - borders[s] >= least)
+            if p.max_chunk is not None:
+                model.add(_units(p, borders, early, s) <= p.max_chunk)
     return borders, early
+
+
+def _units(p: StageProblem, borders: Sequence[Any], early: Any, s: int) -> Any:
+    """Return the layers of a virtual stage, prediction layers included."""
+    units = borders[s + 1] - borders[s]
+    if s == len(borders) - 2:
+        units = units + p.predictions * (1 - early)
+    elif s == len(borders) - 3:
+        units = units + p.predictions * early
+    return units
 
 
 def _before(model: CpModel, p: StageProblem, border: Any) -> Any:
@@ -205,12 +218,7 @@ def _tidied(
         for chunk in range(p.vpp):  # a turn lasts as long as its largest chunk
             largest = model.new_int_var(0, layers + p.predictions, f"largest_{chunk}")
             for s in range(chunk * p.pp, (chunk + 1) * p.pp):
-                units = borders[s + 1] - borders[s]
-                if s == len(borders) - 2:
-                    units = units + p.predictions * (1 - early)
-                elif s == len(borders) - 3:
-                    units = units + p.predictions * early
-                model.add(largest >= units)
+                model.add(largest >= _units(p, borders, early, s))
             aim = aim + (best + 1) * p.pp * largest
     model.minimize(aim)
     _hint(model, named, answer)
