@@ -32,12 +32,15 @@ def run(
     seed: int,
     time_s: float | None = None,
     effort: float | None = None,
+    linear: bool = True,
     on_solution: OnSolution | None = None,
 ) -> Ran:
     """Solve a model and return the incumbent.
 
     ``effort`` limits CP-SAT's own deterministic measure of work, so that the answer of a search
     that it ends is the same on every machine.
+
+    ``linear`` asks for the bound of the linear relaxation, which one table has no use for.
 
     An interrupt (Ctrl-C) ends the search as a time limit does. What ``on_solution`` raises stops
     the search and is raised here: an exception must not cross the solver's own frames.
@@ -68,6 +71,8 @@ def run(
         solver.parameters.max_time_in_seconds = max(time_s, 1e-3)
     if effort is not None:
         solver.parameters.max_deterministic_time = effort
+    if not linear:
+        solver.parameters.linearization_level = 0
     status = solver.solve(model, Told())
     if raised:
         raise raised[0]

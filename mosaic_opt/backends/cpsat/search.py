@@ -6,8 +6,9 @@ of :data:`perfmodel.rules.RULES` is posted from its declaration (:mod:`.posting`
 Step time and memory come from one table over the degrees that they depend on: all but dp, which
 follows. Component tables would not be smaller: a step is a makespan, neither a sum nor a product of
 its parts, what the exchange of gradients hides behind depends on the slowest stage, and the memory
-is that of the heaviest. A row of the table that is illegal for a candidate costs 0 s and 0 B there,
-so that only the posted rules keep the solver from it; the tests rest on that.
+is that of the heaviest. A row over the memory cap is not in the table; one that is illegal for a
+candidate costs 0 s and 0 B there, so that only the posted rules keep the solver from it; the tests
+rest on that.
 
 Integers are rounded outward, in units of 2^-k of the largest entry (:class:`Scale`): times and
 bytes down. So no plan that fits is lost, and the bound on time stays below every true time. Plans
@@ -273,10 +274,9 @@ class LayoutModel:
         cap = self.problem.envelope.memory_cap_bytes
         poster = self.poster(index)
         model = poster.model
-        score = model.new_int_var(0, int(table[:, -2].max()), "score")
-        memory = model.new_int_var(0, sizes.down(cap), "memory")
+        score = model.new_int_var(0, int(table[:, -1].max()), "score")
         degrees = [poster.variable(name) for name in TABLED]
-        model.add_allowed_assignments([*degrees, score, memory], table.tolist())
+        model.add_allowed_assignments([*degrees, score], table.tolist())
         model.minimize(score)
 
         def row_of(number: int) -> int:
@@ -300,6 +300,7 @@ class LayoutModel:
                 seed=options.seed,
                 time_s=left,
                 on_solution=told,
+                linear=False,
             )
             if ran.values is None:
                 return LayoutAnswer(None, inf if ran.proved else 0.0, ran.proved, times, sizes)
@@ -312,7 +313,7 @@ class LayoutModel:
     def _table(
         self, priced: Priced
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int, Scale, Scale]:
-        """Return the rows of (degrees, score, memory), how scores order rows, and the scales.
+        """Return the rows of (degrees, score) within the cap, how scores order them, the scales.
 
         A score has the whole units of time in its high bits and, in its ``low`` ones, the place in
         the order of exact (time, row).
@@ -328,5 +329,5 @@ class LayoutModel:
         units = np.floor(step_s / times.unit).astype(np.int64)
         score = np.empty(rows, dtype=np.int64)
         score[order] = (units[order] << low) | np.arange(rows)
-        whole = np.floor(memory / sizes.unit).astype(np.int64)
-        return np.column_stack([self._tuples, score, whole]), order, low, times, sizes
+        within = np.floor(memory / sizes.unit) <= sizes.down(cap)
+        return np.column_stack([self._tuples, score])[within], order, low, times, sizes
