@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from statistics import median
 
 import numpy as np
+from peers import PEERS, seconds_per_plan
 
 from mosaic_opt import Enumerate, Problem, Solution, example, solve
 
@@ -58,8 +60,27 @@ def kernel(problem: Problem) -> tuple[float, float, int]:
     return batch, scalar, n
 
 
+def compare(interpreter: str | None, batch: float, scalar: float) -> None:
+    """Print the time that other cost models take for a plan, and the ratios to it."""
+    if interpreter is None:
+        print("other cost models           skipped: --peers names no interpreter that has them")
+        return
+    for name in PEERS:
+        found = seconds_per_plan(interpreter, name)
+        if isinstance(found, str):
+            print(f"{name:27s} skipped: {found}")
+            continue
+        print(
+            f"{name:27s} {1e3 * found:10.3f} ms/plan   "
+            f"(scalar {found * scalar:,.1f}, kernel {found * batch:,.0f} times as fast)"
+        )
+
+
 def main() -> None:
     """Print every figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", help="a Python interpreter with dlcalc and llm-analysis")
+    options = parser.parse_args()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     print(f"{platform.machine()}, {cores} cores, python {platform.python_version()}\n")
 
@@ -70,6 +91,10 @@ def main() -> None:
     batch, scalar, n = kernel(problem)
     print(f"compiled kernel, one core   {batch:12,.0f} plans/s   ({n:,} plans of table3)")
     print(f"scalar estimate, full report{scalar:12,.0f} plans/s   (ratio {batch / scalar:,.0f})")
+    print(
+        f"time of one plan            {1e9 / batch:8,.0f} ns kernel, {1e3 / scalar:.3f} ms scalar"
+    )
+    compare(options.peers, batch, scalar)
 
     solutions: list[Solution] = []
     for workers in dict.fromkeys((1, cores or 1)):

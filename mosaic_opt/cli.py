@@ -11,12 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from mosaic_opt.case_options import (
+    Cap,
+    CapacityFactor,
+    ClusterText,
+    Convention,
+    Degrees,
+    GlobalBatch,
+    Imbalance,
+    Json,
+    Model,
+    OptimizerName,
+    PlanText,
+    PrecisionName,
+    Seq,
+    StackName,
+    read_batch,
+    read_case,
+    read_convention,
+    read_model,
+    read_plan,
+)
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from perfmodel.architecture import Architecture, MfuConvention
-    from perfmodel.cluster import Batch, Cluster
-    from perfmodel.plan import Plan
 
 EXIT_ANSWER, EXIT_INFEASIBLE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -27,34 +45,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON too.")]
-Model = Annotated[
-    str,
-    typer.Option(
-        metavar="M",
-        help="A name of `mosaic models`, ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file.",
-    ),
-]
-PlanText = Annotated[
-    str, typer.Option("--plan", help="For example tp=1,ep=8,pp=8,mbs=4,layout=balanced.")
-]
-ClusterText = Annotated[str, typer.Option("--cluster", help="Pack and nodes: p6-b200:32.")]
-GlobalBatch = Annotated[int, typer.Option(help="Sequences in a step.")]
-Seq = Annotated[int, typer.Option("--seq", help="Tokens in a sequence.")]
-OptimizerName = Annotated[str, typer.Option("--optimizer", help="adamw, muon or scion.")]
-PrecisionName = Annotated[
-    str, typer.Option("--precision", help="bf16, fp8, fp8-block, mxfp8 or nvfp4.")
-]
-StackName = Annotated[str, typer.Option("--stack", help="Stack profile: name or TOML file.")]
-Convention = Annotated[
-    str,
-    typer.Option("--mfu-convention", help="6n-nonembedding, 6n-head, 6n-embedding or megatron."),
-]
-
-
-Degrees = Annotated[str | None, typer.Option(metavar="N,N", help="Values to try, as in 1,2,4.")]
-Cap = Annotated[int | None, typer.Option(help="The largest value to try.")]
 
 
 def _fail(message: str) -> NoReturn:
@@ -83,93 +73,6 @@ def _check_target(json_to: str | None) -> None:
     """Refuse a JSON target that cannot be written, before anything long is done for it."""
     if json_to not in (None, "-") and not Path(str(json_to)).absolute().parent.is_dir():
         _fail(f"{json_to} cannot be written: its folder does not exist.")
-
-
-def _case(
-    model: str,
-    plan: str,
-    cluster: str,
-    global_batch: int,
-    seq: int,
-    optimizer: str,
-    precision: str,
-) -> tuple[Architecture, Plan, Cluster, Batch]:
-    """Read the arguments that `step` and `check` share."""
-    from perfmodel.cluster import Cluster
-
-    machines = Cluster.parse(cluster)
-    batch = _batch(machines, global_batch, seq, optimizer, precision)
-    return _model(model), _plan(plan, machines.n_devices), machines, batch
-
-
-def _batch(machines: Cluster, global_batch: int, seq: int, optimizer: str, precision: str) -> Batch:
-    from perfmodel.cluster import Batch
-
-    fields = {"global_batch": global_batch, "seq_len": seq}
-    batch: Batch = _validated(Batch, {**fields, "optimizer": optimizer, "precision": precision})
-    machines.constants_for(batch.precision)  # a rate that the device lacks is said here
-    return batch
-
-
-def _convention(name: str) -> MfuConvention:
-    from mosaic_opt.errors import MosaicError
-    from perfmodel.architecture import MfuConvention
-
-    conventions = [c.value for c in MfuConvention]
-    if name not in conventions:
-        raise MosaicError(f"--mfu-convention {name!r} must be one of {', '.join(conventions)}.")
-    return MfuConvention(name)
-
-
-def _plan(text: str, world: int) -> Plan:
-    """Read a plan; where no dp fills the devices take the one below, which a rule then names."""
-    from perfmodel.errors import PerfmodelError
-    from perfmodel.plan import Plan
-
-    try:
-        return Plan.parse(text, world=world)
-    except PerfmodelError:
-        if "dp" in (part.partition("=")[0].strip() for part in text.split(",")):
-            raise
-        plan = Plan.parse(f"{text},dp=1")
-        return plan.model_copy(update={"dp": max(1, world // (plan.tp * plan.cp * plan.pp))})
-
-
-def _validated(kind: type[Any], content: Any) -> Any:
-    from pydantic import ValidationError
-
-    from mosaic_opt.errors import MosaicError
-    from perfmodel.frozen import explain
-
-    try:
-        return kind.model_validate(content)
-    except ValidationError as error:
-        raise MosaicError(f"{explain(error, kind)}.") from None
-
-
-def _model(text: str) -> Architecture:
-    from mosaic_opt.envelope import read_mapping
-    from mosaic_opt.errors import MosaicError
-    from perfmodel.architecture import Architecture
-    from perfmodel.ladders import parse_ladder
-    from perfmodel.models import catalogue
-
-    if text.startswith("ladder:"):
-        return parse_ladder(text)
-    if Path(text).suffix not in (".yaml", ".yml", ".toml", ".json"):
-        if text in catalogue:
-            return catalogue[text]
-        near = catalogue.near(text)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise MosaicError(
-            f"--model {text!r} is neither a name that `mosaic models` lists, nor a ladder model, "
-            f"as in ladder:q=12,E=96,K=2,G=4, nor a .yaml, .toml or .json file{hint}"
-        )
-    content = read_mapping(text)
-    if not isinstance(content, dict):
-        raise MosaicError(f"{text} holds a {type(content).__name__}, not an architecture's fields.")
-    architecture: Architecture = _validated(Architecture, content)
-    return architecture
 
 
 @app.command()
@@ -212,6 +115,8 @@ def step(
     seq: Seq,
     optimizer: OptimizerName = "adamw",
     precision: PrecisionName = "bf16",
+    imbalance: Imbalance = 1.0,
+    capacity_factor: CapacityFactor = None,
     stack: StackName = "megatron-eager",
     mfu_convention: Convention = "6n-nonembedding",
     explain: Annotated[
@@ -227,8 +132,11 @@ def step(
     from perfmodel.explanation import explain as explained
     from perfmodel.step import estimate
 
-    convention = _convention(mfu_convention)
-    case = _case(model, plan, cluster, global_batch, seq, optimizer, precision)
+    convention = read_convention(mfu_convention)
+    case = read_case(
+        *(model, plan, cluster, global_batch, seq),
+        *(optimizer, precision, imbalance, capacity_factor),
+    )
     try:
         if explain:
             answer = explained(*case, stack=stack, mfu_convention=convention)
@@ -254,6 +162,8 @@ def search_plans(
     seq: Seq,
     optimizer: OptimizerName = "adamw",
     precision: PrecisionName = "bf16",
+    imbalance: Imbalance = 1.0,
+    capacity_factor: CapacityFactor = None,
     stack: StackName = "megatron-eager",
     tp: Degrees = None,
     max_tp: Cap = None,
@@ -270,6 +180,21 @@ def search_plans(
         str | None, typer.Option(help="Of none, selective, super-selective, full.")
     ] = None,
     layouts: Annotated[str | None, typer.Option(help="Stages: equal, balanced, or both.")] = None,
+    zero: Annotated[
+        int | None, typer.Option(help="ZeRO stage, 0 to 3: what is sharded over replicas.")
+    ] = None,
+    cp_comm: Annotated[
+        str | None, typer.Option(help="Context parallelism: p2p, a ring, or a2a, heads.")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option(
+            "--sequence-parallel/--no-sequence-parallel", help="Norms split over TP as well."
+        ),
+    ] = None,
+    optimizer_offload: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of the optimizer, on the host: 0 to 1.")
+    ] = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GB", help="Of a device; all that it has unless given.")
     ] = None,
@@ -289,15 +214,16 @@ def search_plans(
     from perfmodel.layout_search import search_layouts
 
     _check_target(json_to)
-    convention = _convention(mfu_convention)
+    convention = read_convention(mfu_convention)
     if extrapolation not in ("refuse", "flag"):
         raise MosaicError(f"--extrapolation {extrapolation!r} must be refuse or flag.")
-    architecture, machines = _model(model), Cluster.parse(cluster)
+    architecture, machines = read_model(model), Cluster.parse(cluster)
     if memory is not None:
         if not 0.0 < memory < inf:
             raise MosaicError(f"--memory {memory:g} must be a number of GB above 0.")
         machines = machines.model_copy(update={"memory_bytes": 1e9 * memory})
-    batch = _batch(machines, global_batch, seq, optimizer, precision)
+    routing = {"imbalance": imbalance, "capacity_factor": capacity_factor}
+    batch = read_batch(machines, global_batch, seq, optimizer, precision, routing)
     space = read_space(
         machines,
         batch,
@@ -305,6 +231,8 @@ def search_plans(
             **{"tp": tp, "max_tp": max_tp, "ep": ep, "max_ep": max_ep, "etp": etp},
             **{"pp": pp, "max_pp": max_pp, "vpp": vpp, "cp": cp, "max_cp": max_cp},
             **{"micro_batch": micro_batch, "recompute": recompute, "layouts": layouts},
+            **{"zero": zero, "cp_comm": cp_comm, "sequence_parallel": sequence_parallel},
+            "optimizer_offload": optimizer_offload,
         },
     )
     found = search_layouts(
@@ -337,6 +265,8 @@ def stages(
     seq: Seq,
     optimizer: OptimizerName = "adamw",
     precision: PrecisionName = "bf16",
+    imbalance: Imbalance = 1.0,
+    capacity_factor: CapacityFactor = None,
     stack: StackName = "megatron-eager",
     recompute: Annotated[
         str | None,
@@ -361,11 +291,17 @@ def stages(
 
     _check_target(json_to)
     pools = [Cluster.parse(part.strip()) for part in cluster.split(",")]
-    layout = _plan(plan, sum(pool.n_devices for pool in pools))
-    batch, *_ = [_batch(pool, global_batch, seq, optimizer, precision) for pool in pools]
+    layout = read_plan(plan, sum(pool.n_devices for pool in pools))
+    routing: dict[str, float | None] = {
+        "imbalance": imbalance,
+        "capacity_factor": capacity_factor,
+    }
+    batch, *_ = [
+        read_batch(pool, global_batch, seq, optimizer, precision, routing) for pool in pools
+    ]
     try:
         found = search_stages(
-            _model(model),
+            read_model(model),
             layout,
             pools,
             batch,
@@ -395,14 +331,17 @@ def check(
     seq: Seq,
     optimizer: OptimizerName = "adamw",
     precision: PrecisionName = "bf16",
+    imbalance: Imbalance = 1.0,
+    capacity_factor: CapacityFactor = None,
     json_to: Json = None,
 ) -> None:
     """Say whether a plan is legal, or name every rule that it breaks."""
     from mosaic_opt.report import render_violations
     from perfmodel.step import check as broken_rules
 
-    architecture, layout, machines, batch = _case(
-        model, plan, cluster, global_batch, seq, optimizer, precision
+    architecture, layout, machines, batch = read_case(
+        *(model, plan, cluster, global_batch, seq),
+        *(optimizer, precision, imbalance, capacity_factor),
     )
     violations = broken_rules(architecture, layout, machines, batch)
     _emit(lambda: render_violations(violations), lambda: _check_json(violations), json_to)

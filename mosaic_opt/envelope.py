@@ -240,6 +240,13 @@ class Envelope(Frozen):
                 "goodput: mtbf_device_hours or mtbf_node_hours is missing, and goodput is unknown "
                 "without a failure rate; give one of them, or a number in (0, 1]"
             )
+        counts = self.batch.routing.tokens_per_expert
+        others = {a.n_experts for a in self.candidates.architectures()} if counts else set()
+        if counts and others - {len(counts)}:
+            raise ValueError(
+                f"batch.routing.tokens_per_expert has {len(counts)} numbers, and some candidates "
+                f"have {max(others - {len(counts)})} experts; give an imbalance in its place"
+            )
         return self
 
     @property

@@ -105,7 +105,7 @@ class Problem:
 
     @cached_property
     def _alike(self) -> PlanDims:
-        return alike_of(self.table)
+        return alike_of(self.table, self.envelope.batch.precision)
 
     @cached_property
     def _loads(self) -> NDArray[np.float64]:

@@ -66,7 +66,8 @@ def short_plan(candidate: Candidate) -> str:
 def _short(plan: str) -> str:
     kept = [p for p in plan.split(",") if not (p.endswith("=1") and not p.startswith("mbs"))]
     bare = (part.removeprefix("recompute=").removeprefix("layout=") for part in kept)
-    return " ".join(part.replace("=", "") for part in bare)
+    # options, which are no degrees, stay as they are given
+    return " ".join(part if "_" in part else part.replace("=", "") for part in bare)
 
 
 def render_candidates(candidates: Sequence[Candidate]) -> Table:
@@ -257,6 +258,24 @@ def _rejections(solution: Solution) -> list[RenderableType]:
     return lines
 
 
+def _interval(step: StepEstimate) -> str:
+    """Write the interval of a step time, and whether the stack's runs were like this one."""
+    low, high = step.step_time_interval_s
+    whose = "by runs left out of the stack's fit"
+    if not step.interval_applies:
+        whose += "; this one lies outside of what they cover"
+    return f"{low:.4f} to {high:.4f} s, {whose}"
+
+
+def _dropped(step: StepEstimate) -> list[tuple[str, str]]:
+    """Return a row where a capacity drops tokens, or may."""
+    if step.dropped_tokens_share == 0.0:
+        return []
+    share = step.dropped_tokens_share
+    known = "some, of unknown number" if share is None else f"{100 * share:.2f}%"
+    return [("dropped", f"{known} of the routed tokens")]
+
+
 def render_step(step: StepEstimate) -> RenderableType:
     """Return the page of one plan's step."""
     fits = "fits" if step.fits else "DOES NOT FIT"
@@ -270,6 +289,7 @@ def render_step(step: StepEstimate) -> RenderableType:
                 ("layout", str(step.plan)),
                 ("on", f"{step.hardware}, stack {step.stack}"),
                 ("step", f"{step.step_time_s:.4f} s  [{step.sources['step_time_s'].value}]"),
+                ("90% interval", _interval(step)),
                 (
                     "MFU",
                     f"{100 * step.mfu:.2f}%  ({step.mfu_convention.value}), "
@@ -284,6 +304,7 @@ def render_step(step: StepEstimate) -> RenderableType:
                     f"{step.memory_bytes / 1e9:.1f} GB of {step.device_memory_bytes / 1e9:.0f} GB: "
                     f"{fits}  [{step.sources['memory_bytes'].value}]",
                 ),
+                *_dropped(step),
                 ("by stage", f"{stages}{more} GB"),
                 (
                     f"stage {step.heaviest_stage}",

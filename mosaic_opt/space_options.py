@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from perfmodel.plan import PlanSpace, Recompute
 
 _WORDS = ("recompute", "layouts")
+_ONE_WORD = ("cp_comm",)
 
 
-def read_space(cluster: Cluster, batch: Batch, options: dict[str, str | int | None]) -> PlanSpace:
+Option = str | int | float | None
+
+
+def read_space(cluster: Cluster, batch: Batch, options: dict[str, Option]) -> PlanSpace:
     """Return the space that the options ask for; what is None keeps its default.
 
     Parameters
@@ -22,7 +26,7 @@ def read_space(cluster: Cluster, batch: Batch, options: dict[str, str | int | No
     cluster, batch
         What the defaults depend on (:func:`perfmodel.layout_space`).
     options : dict
-        By field of `PlanSpace`: a number for a cap, or a list with commas.
+        By field of `PlanSpace`: one value, or a list with commas.
 
     Raises
     ------
@@ -59,8 +63,8 @@ def read_modes(text: str | None) -> tuple[Recompute, ...]:
     return tuple(map(Recompute, words))
 
 
-def _value(name: str, text: str | int) -> object:
-    if isinstance(text, int):
+def _value(name: str, text: str | float) -> object:
+    if not isinstance(text, str) or name in _ONE_WORD:
         return text
     parts = tuple(part.strip() for part in text.split(","))
     if name in _WORDS:

@@ -291,6 +291,7 @@ def _checked(
     if not 1 <= len(clusters) <= MAX_POOLS:
         raise MosaicError(f"{len(clusters)} pools are given, which must be from 1 to {MAX_POOLS}.")
     devices = plan.tp * plan.cp * plan.dp
+    batch.routing.check(architecture.n_experts)
     world = devices * plan.pp if len(clusters) > 1 else clusters[0].n_devices
     stages, layers = plan.pp * plan.vpp, architecture.n_layers
     counts = balanced_counts(layers, stages)

@@ -10,15 +10,8 @@ import numpy as np
 
 from mosaic_opt.backends.cpsat.stages import StageSolution
 from mosaic_opt.stage_tables import StageTables
-from perfmodel.iteration import (
-    SynchronisationTime,
-    exchange_time,
-    fill_chunks,
-    hand_off_time,
-    pipeline_of_chunks,
-    step_total,
-    update_time,
-)
+from perfmodel.exchange import SynchronisationTime, exchange_time, hand_off_time, update_time
+from perfmodel.iteration import fill_chunks, pipeline_of_chunks, step_total
 
 __all__ = ["step_of"]
 

@@ -13,9 +13,10 @@ from itertools import permutations
 from typing import NamedTuple
 
 from perfmodel.activations import LayerBytes, layer_bytes
-from perfmodel.iteration import ModeTotals, mode_totals, time_of_content
-from perfmodel.memory import RankParameters, bytes_of, rank_parameters, stage_total
+from perfmodel.iteration import time_of_content
+from perfmodel.memory import bytes_of, stage_total
 from perfmodel.mesh import PlanDims, StageContent, moe_layers_before
+from perfmodel.modes import ModeTotals, mode_totals
 from perfmodel.plan import Recompute
 from perfmodel.step import StepModel
 
@@ -44,7 +45,6 @@ class Parts(NamedTuple):
     plan: PlanDims
     totals: ModeTotals
     layer: LayerBytes
-    rank: RankParameters
 
 
 class StageTables:
@@ -84,12 +84,11 @@ class StageTables:
         found: dict[tuple[int, Recompute], Parts] = {}
         for pool, model in enumerate(self.models):
             stack, seq = model.profile.stack(), float(model.batch.seq_len)
-            rank = rank_parameters(a, model.dims)
             for mode in self.modes:
                 p = model.dims._replace(recompute=float(mode.code))
                 totals = mode_totals(model.cost, a, stack, p.recompute)
                 layer = layer_bytes(a, p, stack, seq, p.recompute)
-                found[pool, mode] = Parts(p, totals, layer, rank)
+                found[pool, mode] = Parts(p, totals, layer)
         return found
 
     def parts(self, pool: int, mode: Recompute) -> Parts:
@@ -114,7 +113,7 @@ class StageTables:
         key = (device == 0, device == self.pp - 1, pool, content, mode)
         if key not in self._times:
             model = self.models[pool]
-            p, totals, _, _ = self._parts[pool, mode]
+            p, totals, _ = self._parts[pool, mode]
             self._times[key] = float(
                 time_of_content(
                     self.architecture.dims,
@@ -131,7 +130,7 @@ class StageTables:
     def memory(self, device: int, pool: int, content: Content, mode: Recompute) -> float:
         """Memory of a device [B]."""
         model = self.models[pool]
-        p, _, layer, rank = self._parts[pool, mode]
+        p, _, layer = self._parts[pool, mode]
         return float(
             stage_total(
                 bytes_of(
@@ -143,7 +142,6 @@ class StageTables:
                     float(device),
                     self.stage_content(device, content),
                     layer,
-                    rank,
                 )
             )
         )

@@ -21,7 +21,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def formula(function: F) -> F:
     """Mark a function of the numba subset as callable from Python and from compiled kernels."""
-    register_jitable(function)  # returns the function itself
+    # it returns the function itself; inlining is LLVM's choice, whatever the caller asks for
+    register_jitable(no_cfunc_wrapper=True, forceinline=False)(function)
+    return function
+
+
+def inner_formula(function: F) -> F:
+    """Mark a :func:`formula` of the inner loops, which compiled code inlines wherever it is called.
+
+    For formulas that run once a plan or once a pipeline; elsewhere it costs time to compile.
+    """
+    register_jitable(no_cfunc_wrapper=True, forceinline=True)(function)
     return function
 
 

@@ -41,7 +41,8 @@ def layer_activation_bytes(
     ``tokens`` are the device's; ``moe`` is 1 for a layer with experts, 0 for a dense one; ``mode``
     is a recompute code (:mod:`perfmodel.replay`). Selective recompute drops of attention the
     log-sum-exp alone: its output is the input of the projection. Rows of experts are those of the
-    fullest rank of EP.
+    fullest rank of EP. Inputs of linear layers and experts are kept in the products' precision,
+    ``p.saved_bytes`` an element; attention keeps its own output in bf16 besides.
 
     References
     ----------
@@ -50,6 +51,7 @@ def layer_activation_bytes(
     """
     local = tokens / sequence_shards(p)
     hidden = BF16_BYTES * a.d_model
+    saved = p.saved_bytes
     r = replay_of(mode)
     if r.whole > 0.0:
         return local * hidden
@@ -59,7 +61,7 @@ def layer_activation_bytes(
 
     kept = 2.0 * local * hidden  # inputs of the two norms
     if r.norms == 0.0:  # their outputs
-        kept += 2.0 * (tokens if stack.gathered_inputs > 0.0 else local) * hidden
+        kept += 2.0 * (tokens if stack.gathered_inputs > 0.0 else local) * saved * a.d_model
     kept += stack.hidden_copies * local * hidden
     if r.latent_up == 0.0:  # q, k, v
         kept += BF16_BYTES * tokens * (heads * a.head_dim + kv * (a.head_dim + a.v_head_dim))
@@ -69,22 +71,24 @@ def layer_activation_bytes(
         if (r.norms if mode < 4.0 else r.latent_up) == 0.0:
             kept += BF16_BYTES * local * norms
     kept += BF16_BYTES * tokens * heads * a.v_head_dim  # attention's output
+    if saved < BF16_BYTES:  # and the projection's copy of it, which is the same tensor in bf16
+        kept += saved * tokens * heads * a.v_head_dim
     if r.core == 0.0:
         kept += FP32_BYTES * tokens * heads  # log-sum-exp
     if moe > 0.0:
         if r.experts == 0.0:
             routed = local * a.top_k
             # rows in expert order, gathered over ETP; outputs that the gates weight
-            kept += (p.load * p.etp + 1.0) * routed * hidden
-            unit = inputs + 1.0 - r.expert_activation
-            kept += BF16_BYTES * p.load * routed * unit * a.d_expert  # / etp on etp times the rows
+            kept += (p.load * p.etp * saved + BF16_BYTES) * routed * a.d_model
+            unit = BF16_BYTES * inputs + saved * (1.0 - r.expert_activation)
+            kept += p.load * routed * unit * a.d_expert  # / etp on etp times the rows
             kept += 2.0 * FP32_BYTES * local * a.n_experts  # router logits and probabilities
         if r.shared == 0.0:
-            unit = inputs + 1.0 - (r.norms if mode < 4.0 else 0.0)
-            kept += BF16_BYTES * tokens * unit * a.d_shared / p.tp
+            unit = BF16_BYTES * inputs + saved * (1.0 - (r.norms if mode < 4.0 else 0.0))
+            kept += tokens * unit * a.d_shared / p.tp
     elif r.dense_block == 0.0:
-        unit = inputs + 1.0 - r.dense_activation
-        kept += BF16_BYTES * tokens * unit * a.d_ff / p.tp
+        unit = BF16_BYTES * inputs + saved * (1.0 - r.dense_activation)
+        kept += tokens * unit * a.d_ff / p.tp
     return kept
 
 

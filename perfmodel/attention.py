@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.collectives import (
     all_reduce_time,
     all_to_all_time,
@@ -39,13 +39,13 @@ class AttentionTimes(NamedTuple):
     ring: float  # exposed part of the KV ring, or all-to-alls of heads
 
 
-@formula
+@inner_formula
 def kv_heads_per_rank(a: ArchitectureDims, tp: float) -> float:
     """Key-value heads on one rank: replicated where TP exceeds their number [-]."""
     return max(1.0, a.n_kv_heads / tp)
 
 
-@formula
+@inner_formula
 def attention_weights(a: ArchitectureDims, tp: float) -> float:
     """Weights of one layer's attention on one rank [-].
 
@@ -62,7 +62,7 @@ def attention_weights(a: ArchitectureDims, tp: float) -> float:
     return 2.0 * a.d_model * a.head_dim * heads
 
 
-@formula
+@inner_formula
 def attention_parameters(a: ArchitectureDims, tp: float) -> float:
     """Parameters of one layer on one rank, feed-forward block and extra part apart [-]."""
     vectors = a.n_heads / tp * a.query_head_vectors + kv_heads_per_rank(a, tp) * a.kv_head_vectors

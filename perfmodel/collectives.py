@@ -15,10 +15,10 @@ not yet scattered) tensor of an all-gather, reduce-scatter or all-reduce. Times 
 
 from __future__ import annotations
 
-from math import ceil, inf, sqrt
+from math import ceil, floor, inf, sqrt
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.kernels import ramped
 
 
@@ -98,13 +98,13 @@ def with_devices_per_node(fabric: Fabric, devices: float) -> Fabric:
     )
 
 
-@formula
+@inner_formula
 def ranks_per_node(devices_per_node: float, size: float, stride: float) -> float:
     """Members of the group on each node, at most ``size`` [-]."""
-    return min(size, max(1.0, devices_per_node // stride))
+    return min(size, max(1.0, float(floor(devices_per_node / stride))))
 
 
-@formula
+@inner_formula
 def leaves(level: Level, size: float, stride: float) -> bool:
     """Say whether a group has members in more than one unit of a level."""
     return level.devices > 0.0 and ranks_per_node(level.devices, size, stride) < size
@@ -193,7 +193,7 @@ def dispatch_over_level(
     return max(within, away / level.bandwidth) + level.latency_s
 
 
-@formula
+@inner_formula
 def ring_over_nodes_time(
     s: RingSurface, devices_per_node: float, size: float, stride: float, volume: float
 ) -> float:
@@ -222,7 +222,7 @@ def ring_over_nodes_time(
     return latency + share * ramped(volume, s.strided_ramp_bytes) / bandwidth
 
 
-@formula
+@inner_formula
 def ring_over_level(
     s: RingSurface,
     level: Level,
@@ -253,7 +253,7 @@ def ring_over_level(
     return max(within, min(flat, inside + latency + exchanged))
 
 
-@formula
+@inner_formula
 def ring_inside_time(
     s: RingSurface, fabric: Fabric, size: float, stride: float, volume: float, trips: float
 ) -> float:
@@ -267,7 +267,7 @@ def ring_inside_time(
     return ring_over_level(s, fabric.inner, size, stride, volume, trips, time, inside)
 
 
-@formula
+@inner_formula
 def ring_over_levels_time(
     s: RingSurface, fabric: Fabric, size: float, stride: float, volume: float, trips: float
 ) -> float:
@@ -292,7 +292,7 @@ def all_reduce_time(fabric: Fabric, size: float, stride: float, volume: float) -
     return ring_over_levels_time(fabric.all_reduce, fabric, size, stride, volume, 2.0)
 
 
-@formula
+@inner_formula
 def node_hop_time(fabric: Fabric, distance: float, volume: float) -> float:
     """Time to hand ``volume`` bytes to the rank ``distance`` away, inside a unit of a level [s].
 
@@ -330,7 +330,7 @@ def point_to_point_time(fabric: Fabric, distance: float, volume: float, reach: f
     return time
 
 
-@formula
+@inner_formula
 def borders_left(level: Level, distance: float, ranks: float, rounds: float) -> float:
     """Count the hand-offs of a chain that leave a unit of a level; see :func:`chain_time` [-]."""
     if not leaves(level, ranks * distance, 1.0):

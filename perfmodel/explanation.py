@@ -32,8 +32,8 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.frozen import Frozen
-from perfmodel.iteration import layer_times
 from perfmodel.layer import OperatorTimes
+from perfmodel.modes import layer_times
 from perfmodel.plan import Plan, Recompute
 from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation

@@ -18,6 +18,17 @@ from perfmodel.kernels import (
 )
 
 
+class Host(NamedTuple):
+    """What the host offers each device when all of its devices ask at once."""
+
+    link_bw: float  # between device and host, one direction [B/s]
+    memory_bw: float  # of the host's memory [B/s]
+
+
+ASSUMED_HOST = Host(link_bw=32e9, memory_bw=51.2e9)
+"""For packs that say nothing of it: PCIe Gen4 x16, and 16 channels of DDR4-3200 over 8 devices."""
+
+
 class Hardware(NamedTuple):
     """What a hardware pack says, in the form that both Python and numba read.
 
@@ -36,3 +47,4 @@ class Hardware(NamedTuple):
     elementwise: ElementwiseSurface
     fabric: Fabric
     cast: Cast = NO_CAST  # of what linear layers and experts multiply
+    host: Host = ASSUMED_HOST  # for the part of the optimizer that is there

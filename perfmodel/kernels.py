@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import log10, sqrt
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 
 BF16_BYTES = 2.0
 FP32_BYTES = 4.0
@@ -194,7 +194,7 @@ def topk_time(s: TopKSurface, tokens: float, n_experts: float) -> float:
     return s.fixed_s + tokens / s.tokens_per_s + tokens * n_experts / s.elements_per_s
 
 
-@formula
+@inner_formula
 def elementwise_time(
     device: DeviceRates, s: ElementwiseSurface, traffic_bytes: float, n_kernels: float
 ) -> float:
@@ -202,7 +202,7 @@ def elementwise_time(
     return n_kernels * s.fixed_s + traffic_bytes / (device.memory_bw * s.bw_eff)
 
 
-@formula
+@inner_formula
 def cast_time(device: DeviceRates, s: ElementwiseSurface, cast: Cast, elements: float) -> float:
     """Device time to quantise an activation or gradient, by rows and by columns; 0 in bf16 [s]."""
     return elementwise_time(device, s, cast.element_bytes * elements, cast.kernels)
@@ -224,7 +224,7 @@ def router_time(
     return max(flop / device.fp32_flops, traffic / (device.memory_bw * s.bw_eff)) + s.fixed_s
 
 
-@formula
+@inner_formula
 def ramped(volume: float, ramp_bytes: float) -> float:
     """Return the effective volume ``V (1 + sqrt(V0 / V))``: bandwidth ramps up with size [B]."""
     return volume + sqrt(ramp_bytes * volume)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.attention import (
     AttentionTimes,
     attention_parallel_time,
@@ -74,7 +74,26 @@ class LayerCost(NamedTuple):
     score_byte: float  # to move one byte of every attention score of a layer [s/B]
 
 
-@formula
+class TrunkPass(NamedTuple):
+    """What one pass over a layer costs whatever EP and ETP are."""
+
+    attention: AttentionTimes
+    shared_ffn: float  # products of the shared expert [s]
+    tensor_parallel: float  # collectives of TP in a MoE layer [s]
+    dense: OperatorTimes  # a dense layer
+
+
+class TrunkCost(NamedTuple):
+    """What a layer costs whatever EP and ETP are: it follows from TP, CP and the micro-batch."""
+
+    forward: TrunkPass
+    backward: TrunkPass
+    head: float  # as in `LayerCost` [s]
+    joined: float
+    score_byte: float
+
+
+@inner_formula
 def total(t: OperatorTimes) -> float:
     """Sum over operators [s]."""
     return (
@@ -172,16 +191,36 @@ def dense_layer_times(
 
 
 @formula
+def trunk_pass(
+    a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims, tokens: float, backward: float
+) -> TrunkPass:
+    """Return what one pass over a layer costs whatever EP and ETP are."""
+    attention = attention_times(a, hw, seq_len, p, backward)
+    shared_ffn = 0.0
+    parallel = attention_parallel_time(a, hw, p, tokens)
+    if a.n_experts > 0.0 and a.d_shared > 0.0:
+        shared_ffn = ffn_time(a, hw, tokens, a.d_shared / p.tp, backward)
+        parallel += tensor_parallel_time(hw, p, tokens * (BF16_BYTES * a.d_model))
+    return TrunkPass(
+        attention=attention,
+        shared_ffn=shared_ffn,
+        tensor_parallel=parallel,
+        dense=dense_layer_times(a, hw, attention, p, tokens, backward),
+    )
+
+
+@formula
 def moe_layer_times(
     a: ArchitectureDims,
     hw: Hardware,
-    attention: AttentionTimes,
+    trunk: TrunkPass,
     p: PlanDims,
     tokens: float,
     backward: float,
 ) -> OperatorTimes:
     """Device time of one pass over a MoE layer, by operator, all-to-all apart [s]."""
     dev, elem, tp = hw.device, hw.elementwise, p.tp
+    attention = trunk.attention
     local = tokens / sequence_shards(p)
     hidden = BF16_BYTES * a.d_model
     n_local = a.n_experts / p.ep
@@ -209,9 +248,8 @@ def moe_layer_times(
         permutation=permutation,
         experts=expert_time(a, hw, n_local, rows, width, backward),
         activation=elementwise_time(dev, elem, traffic, blocks),
-        dense_ffn=ffn_time(a, hw, tokens, shared, backward),
-        tensor_parallel=attention_parallel_time(a, hw, p, tokens)
-        + (blocks - 1.0) * tensor_parallel_time(hw, p, tokens * hidden),
+        dense_ffn=trunk.shared_ffn,
+        tensor_parallel=trunk.tensor_parallel,
         context_parallel=attention.ring,
         gradient=elementwise_time(dev, elem, backward * MAIN_GRAD_EXTRA_BYTES * weights, 0.0),
     )
@@ -255,25 +293,10 @@ def score_byte_time(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDi
 
 
 @formula
-def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> LayerCost:
-    """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
+def trunk_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> TrunkCost:
+    """Return what a layer and the head cost for one microbatch whatever EP and ETP are [s]."""
     tokens = p.micro_batch * seq_len / p.cp
     tp = p.tp
-    forward = attention_times(a, hw, seq_len, p, 0.0)
-    backward = attention_times(a, hw, seq_len, p, 1.0)
-    moe_forward = NO_TIME
-    moe_backward = NO_TIME
-    dispatch = 0.0
-    dispatch_once = 0.0
-    launch_forward = 0.0
-    launch_backward = 0.0
-    if a.n_experts > 0.0:
-        moe_forward = moe_layer_times(a, hw, forward, p, tokens, 0.0)
-        moe_backward = moe_layer_times(a, hw, backward, p, tokens, 1.0)
-        dispatch = dispatch_time(a, hw, p, tokens / sequence_shards(p))
-        dispatch_once = dispatch_once_time(a, hw, p, tokens / sequence_shards(p))
-        launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / p.ep)
-        launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / p.ep)
     head = head_time(hw.device, hw.head, tokens, a.d_model, a.vocab_size / tp)
     prediction = a.mtp_dense + a.mtp_moe
     joined = 0.0
@@ -281,16 +304,50 @@ def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -
         joined = linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 0.0)
         joined += linear_time(hw, tokens, a.d_model / tp, 2.0 * a.d_model, 1.0)
         head += prediction * (head + joined)
-    return LayerCost(
-        moe_forward=moe_forward,
-        moe_backward=moe_backward,
-        dense_forward=dense_layer_times(a, hw, forward, p, tokens, 0.0),
-        dense_backward=dense_layer_times(a, hw, backward, p, tokens, 1.0),
-        dispatch=dispatch,
-        dispatch_once=dispatch_once,
-        launch_forward=launch_forward,
-        launch_backward=launch_backward,
+    return TrunkCost(
+        forward=trunk_pass(a, hw, seq_len, p, tokens, 0.0),
+        backward=trunk_pass(a, hw, seq_len, p, tokens, 1.0),
         head=head,
         joined=joined,
         score_byte=score_byte_time(a, hw, seq_len, p),
     )
+
+
+@formula
+def layer_cost_on(
+    trunk: TrunkCost, a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims
+) -> LayerCost:
+    """:func:`layer_cost` of a plan whose :func:`trunk_cost` is known."""
+    tokens = p.micro_batch * seq_len / p.cp
+    moe_forward = NO_TIME
+    moe_backward = NO_TIME
+    dispatch = 0.0
+    dispatch_once = 0.0
+    launch_forward = 0.0
+    launch_backward = 0.0
+    if a.n_experts > 0.0:
+        moe_forward = moe_layer_times(a, hw, trunk.forward, p, tokens, 0.0)
+        moe_backward = moe_layer_times(a, hw, trunk.backward, p, tokens, 1.0)
+        dispatch = dispatch_time(a, hw, p, tokens / sequence_shards(p))
+        dispatch_once = dispatch_once_time(a, hw, p, tokens / sequence_shards(p))
+        launch_forward = 2.0 * grouped_gemm_launch(hw.grouped_forward, a.n_experts / p.ep)
+        launch_backward = 2.0 * grouped_gemm_launch(hw.grouped_backward, a.n_experts / p.ep)
+    return LayerCost(
+        moe_forward=moe_forward,
+        moe_backward=moe_backward,
+        dense_forward=trunk.forward.dense,
+        dense_backward=trunk.backward.dense,
+        dispatch=dispatch,
+        dispatch_once=dispatch_once,
+        launch_forward=launch_forward,
+        launch_backward=launch_backward,
+        head=trunk.head,
+        joined=trunk.joined,
+        score_byte=trunk.score_byte,
+    )
+
+
+@formula
+def layer_cost(a: ArchitectureDims, hw: Hardware, seq_len: float, p: PlanDims) -> LayerCost:
+    """Device time of a MoE layer, a dense layer and the head for one microbatch [s]."""
+    return layer_cost_on(trunk_cost(a, hw, seq_len, p), a, hw, seq_len, p)

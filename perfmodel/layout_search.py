@@ -118,7 +118,8 @@ def search_layouts(
     Raises
     ------
     PerfmodelError
-        A `top`, `pairs` or `workers` below 1, or a space too large to enumerate.
+        A `top`, `pairs` or `workers` below 1, a space too large to enumerate, or a routing that is
+        a distribution over another number of experts.
     PackError
         No such hardware pack or stack profile.
     """
@@ -126,6 +127,7 @@ def search_layouts(
     for name, value in (("top", top), ("pairs", pairs), ("workers", workers)):
         if not 1 <= value <= MOST:
             raise PerfmodelError(f"{name}={value} must be from 1 to {MOST}.")
+    batch.routing.check(architecture.n_experts)
     profile = load_stack(stack) if isinstance(stack, str) else stack
     space = layout_space(cluster, batch) if space is None else space
     case = _Case(architecture, cluster, batch, profile, mfu_convention)
@@ -206,7 +208,7 @@ class _Case:
             optimizer=self.batch.optimizer.dims,
             seq_len=self.batch.seq_len,
             global_batch=self.batch.global_batch,
-            alike=alike_of(part),
+            alike=alike_of(part, self.batch.precision),
             loads=loads_of(part, self.batch.routing),
         )
         return PricedRows(rows, step_s, memory)

@@ -13,19 +13,12 @@ from functools import reduce
 import numpy as np
 
 from perfmodel.dims import ArchitectureDims
+from perfmodel.exchange import SynchronisationTime, exchange_time, hand_off_time, update_time
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import (
-    ModeTotals,
-    PipelineTime,
-    SynchronisationTime,
-    exchange_time,
-    fill_chunks,
-    hand_off_time,
-    pipeline_of_chunks,
-    update_time,
-)
+from perfmodel.iteration import PipelineTime, fill_chunks, pipeline_of_chunks
 from perfmodel.memory import OptimizerDims
 from perfmodel.mesh import PlanDims, StageContent, content_of, stage_content
+from perfmodel.modes import ModeTotals
 from perfmodel.stack import Stack
 from perfmodel.stages import StageLayout
 

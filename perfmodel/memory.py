@@ -12,9 +12,10 @@ how many bytes cross-entropy needs for a logit, is in the stack (:class:`perfmod
 
 from __future__ import annotations
 
+from math import floor
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.activations import LayerBytes, layer_bytes
 from perfmodel.attention import attention_parameters
 from perfmodel.dims import ArchitectureDims
@@ -22,7 +23,6 @@ from perfmodel.kernels import BF16_BYTES
 from perfmodel.mesh import (
     PlanDims,
     StageContent,
-    dense_layers_of_stage,
     is_uneven,
     stage_content,
     state_shards,
@@ -55,16 +55,44 @@ class StageBytes(NamedTuple):
     reserve: float  # held by the allocator and in no tensor
 
 
-@formula
-def stage_allocated(m: StageBytes) -> float:
-    """Bytes in tensors at the peak: what the framework's allocator calls allocated [B]."""
-    return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.working
+class StageParameters(NamedTuple):
+    """Parameters of a stage on one rank [-]."""
+
+    dense: float  # all but routed experts
+    expert: float  # of routed experts
 
 
-@formula
-def stage_total(m: StageBytes) -> float:
-    """Sum of the buckets [B]."""
-    return stage_allocated(m) + m.reserve + m.buffers
+class StageHold(NamedTuple):
+    """What a device of a stage holds whatever is recomputed, and what it multiplies."""
+
+    c: StageContent
+    in_flight: float  # microbatches whose activations it holds at once, in whole stages [-]
+    weights: float  # [B]
+    gradients: float  # [B]
+    optimizer: float  # [B]
+    heads: float  # logits, those of prediction layers included [-]
+    reduced: float  # whole gradients of a unit of ZeRO, and what they are reduced in [B]
+
+
+class EndStages(NamedTuple):
+    """The first and the last stage of a pipeline; both the same where there is only one."""
+
+    first: StageContent
+    of_first: StageParameters
+    last: StageContent
+    of_last: StageParameters
+
+
+class HeavyStages(NamedTuple):
+    """The stages one of which is the heaviest (:func:`heavy_stages`)."""
+
+    first: StageHold
+    border: StageHold  # where the dense layers end
+    behind: StageHold
+    last: StageHold
+    ends: float  # 1 where the first is the last, else 2 [-]
+    has_border: float  # 1 if it is a stage of its own [-]
+    has_behind: float
 
 
 class RankParameters(NamedTuple):
@@ -80,7 +108,19 @@ class RankParameters(NamedTuple):
     prediction: float  # of a prediction layer, beside its layer
 
 
-@formula
+@inner_formula
+def stage_allocated(m: StageBytes) -> float:
+    """Bytes in tensors at the peak: what the framework's allocator calls allocated [B]."""
+    return m.weights + m.gradients + m.optimizer + m.activations + m.logits + m.working
+
+
+@inner_formula
+def stage_total(m: StageBytes) -> float:
+    """Sum of the buckets [B]."""
+    return stage_allocated(m) + m.reserve + m.buffers
+
+
+@inner_formula
 def rank_parameters(a: ArchitectureDims, p: PlanDims) -> RankParameters:
     """Return the parameters of the parts of a model on one rank [-]."""
     ups = a.ffn_matrices - 1.0
@@ -100,7 +140,7 @@ def rank_parameters(a: ArchitectureDims, p: PlanDims) -> RankParameters:
     )
 
 
-@formula
+@inner_formula
 def dense_of(a: ArchitectureDims, r: RankParameters, c: StageContent) -> float:
     """Parameters of a stage on one rank, routed experts excepted [-].
 
@@ -124,13 +164,13 @@ def dense_of(a: ArchitectureDims, r: RankParameters, c: StageContent) -> float:
     return count
 
 
-@formula
+@inner_formula
 def dense_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of a stage on one rank, routed experts excepted [-]."""
     return dense_of(a, rank_parameters(a, p), c)
 
 
-@formula
+@inner_formula
 def expert_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> float:
     """Parameters of the routed experts of a stage on one rank [-]."""
     return c.moe * rank_parameters(a, p).experts
@@ -149,7 +189,20 @@ def stage_expert_parameters(a: ArchitectureDims, p: PlanDims, stage: float) -> f
 
 
 @formula
-def bytes_of(
+def layer_parameters(a: ArchitectureDims, p: PlanDims, moe: float) -> float:
+    """Parameters of one layer on one rank, experts included: a unit of ZeRO-3 [-]."""
+    r = rank_parameters(a, p)
+    return r.layer + r.extra + (r.moe + r.experts if moe > 0.0 else r.dense)
+
+
+@inner_formula
+def stage_parameters(a: ArchitectureDims, p: PlanDims, c: StageContent) -> StageParameters:
+    """Parameters of a stage on one rank, by what shards them [-]."""
+    return StageParameters(dense_parameters(a, p, c), expert_parameters(a, p, c))
+
+
+@inner_formula
+def hold_of(
     a: ArchitectureDims,
     p: PlanDims,
     optimizer: OptimizerDims,
@@ -157,54 +210,63 @@ def bytes_of(
     n_microbatches: float,
     stage: float,
     c: StageContent,
-    t: LayerBytes,
-    r: RankParameters,
-) -> StageBytes:
-    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
+    parameters: StageParameters,
+) -> StageHold:
+    """Return what a device of ``stage`` (0 is the first) holds whatever is recomputed.
 
-    ``t`` and ``r`` are :func:`perfmodel.activations.layer_bytes` and :func:`rank_parameters`.
-    Interleaved, a chunk's activations are taken as ``1 / vpp`` of the stage's: what each chunk
-    holds in flight is not told apart where they differ.
+    ``parameters`` are :func:`stage_parameters` of its content ``c``. Interleaved, a chunk's
+    activations are taken as ``1 / vpp`` of the stage's: what each chunk holds in flight is not told
+    apart where they differ.
     """
-    dense = dense_of(a, r, c)
-    expert = c.moe * r.experts
     dense_shards, expert_shards = state_shards(p)
-    sharded = dense / dense_shards + expert / expert_shards
-    whole = dense + expert
+    sharded = parameters.dense / dense_shards + parameters.expert / expert_shards
+    whole = parameters.dense + parameters.expert
+    weights, gradients, reduced = BF16_BYTES * whole, stack.gradient_memory_bytes * whole, 0.0
+    if p.zero >= 2.0:
+        unit = 0.0
+        if c.moe > 0.0:
+            unit = layer_parameters(a, p, 1.0)
+        if c.dense > 0.0:
+            unit = max(unit, layer_parameters(a, p, 0.0))
+        head = c.loss * a.d_model * a.vocab_size / p.tp
+        gradients = stack.gradient_memory_bytes * sharded
+        reduced = (BF16_BYTES + stack.gradient_memory_bytes) * max(unit, head)
+        if p.zero >= 3.0:
+            weights = BF16_BYTES * (sharded + GATHERED_UNITS * unit + head)
+    return StageHold(
+        c=c,
+        in_flight=in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches),
+        weights=weights,
+        gradients=gradients,
+        optimizer=(1.0 - p.offload) * optimizer.state_bytes * sharded,
+        # those of prediction layers are with the loss, wherever the layers are
+        heads=c.loss * (1.0 + (a.mtp_dense + a.mtp_moe)),
+        reduced=reduced,
+    )
 
+
+@inner_formula
+def bytes_on(stack: Stack, hold: StageHold, t: LayerBytes) -> StageBytes:
+    """Memory of one device of a stage [B].
+
+    ``t`` is :func:`perfmodel.activations.layer_bytes` of the plan.
+    """
+    c = hold.c
     kept = c.moe * t.moe + c.dense * t.dense + c.prediction * t.prediction
-    activations = kept * in_flight_microbatches(stage, p.pp, p.vpp, n_microbatches)
+    activations = kept * hold.in_flight
     replay, working = 0.0, 0.0
     if c.moe > 0.0:
         replay, working = t.moe_replay, t.moe_working
     if c.dense > 0.0:
         replay, working = max(replay, t.dense_replay), max(working, t.dense_working)
-    logits = 0.0
-    if c.loss > 0.0:  # those of prediction layers too, wherever they are
-        logits = (1.0 + (a.mtp_dense + a.mtp_moe)) * t.logits
-        working += t.head_working
-
-    weights, gradients = BF16_BYTES * whole, stack.gradient_memory_bytes * whole
-    if p.zero >= 2.0:
-        unit = 0.0
-        if c.moe > 0.0:
-            unit = r.layer + r.extra + r.moe + r.experts
-        if c.dense > 0.0:
-            unit = max(unit, r.layer + r.extra + r.dense)
-        head = c.loss * r.vocabulary
-        gradients = stack.gradient_memory_bytes * sharded
-        # one unit's whole gradients, and what they are reduced in
-        working += (BF16_BYTES + stack.gradient_memory_bytes) * max(unit, head)
-        if p.zero >= 3.0:
-            weights = BF16_BYTES * (sharded + GATHERED_UNITS * unit + head)
     m = StageBytes(
-        weights=weights,
-        gradients=gradients,
-        optimizer=(1.0 - p.offload) * optimizer.state_bytes * sharded,
+        weights=hold.weights,
+        gradients=hold.gradients,
+        optimizer=hold.optimizer,
         activations=activations + replay,
-        logits=logits,
+        logits=hold.heads * t.logits,
         buffers=stack.framework_bytes,
-        working=working,
+        working=working + c.loss * t.head_working + hold.reduced,
         reserve=0.0,
     )
     return StageBytes(
@@ -220,6 +282,26 @@ def bytes_of(
 
 
 @formula
+def bytes_of(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    stack: Stack,
+    n_microbatches: float,
+    stage: float,
+    c: StageContent,
+    t: LayerBytes,
+) -> StageBytes:
+    """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B].
+
+    ``t`` as in :func:`bytes_on`, and chunks as in :func:`hold_of`.
+    """
+    parameters = stage_parameters(a, p, c)
+    hold = hold_of(a, p, optimizer, stack, n_microbatches, stage, c, parameters)
+    return bytes_on(stack, hold, t)
+
+
+@formula
 def content_bytes(
     a: ArchitectureDims,
     p: PlanDims,
@@ -232,8 +314,7 @@ def content_bytes(
 ) -> StageBytes:
     """Memory of one device of ``stage`` (0 is the first), which holds ``c`` [B]."""
     t = layer_bytes(a, p, stack, seq_len, p.recompute)
-    r = rank_parameters(a, p)
-    return bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t, r)
+    return bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
 
 
 @formula
@@ -251,6 +332,80 @@ def stage_bytes(
     return content_bytes(a, p, optimizer, stack, seq_len, n_microbatches, stage, c)
 
 
+@inner_formula
+def end_stages(a: ArchitectureDims, p: PlanDims) -> EndStages:
+    """Return what the first and the last stage of the balanced layout hold."""
+    last = stage_content(a, p, p.pp - 1.0)
+    of_last = stage_parameters(a, p, last)
+    if p.pp <= 1.0:
+        return EndStages(last, of_last, last, of_last)
+    first = stage_content(a, p, 0.0)
+    return EndStages(first, stage_parameters(a, p, first), last, of_last)
+
+
+@formula
+def stages_are_alike(a: ArchitectureDims, p: PlanDims) -> bool:
+    """Say whether stages have equal numbers of layers, and dense ones at the front alone."""
+    return a.moe_every == 1.0 and not is_uneven(a, p)
+
+
+@inner_formula
+def heavy_stages(
+    a: ArchitectureDims,
+    p: PlanDims,
+    optimizer: OptimizerDims,
+    stack: Stack,
+    n_microbatches: float,
+    ends: EndStages,
+) -> HeavyStages:
+    """Return the stages one of which is the heaviest, where stages are alike.
+
+    Where the dense layers end inside a chunk, devices ahead of its own hold one number of them,
+    that device another, and those behind it a third. Of devices with the same layers the first has
+    the most microbatches in flight.
+    """
+    final = p.pp - 1.0
+    last = hold_of(a, p, optimizer, stack, n_microbatches, final, ends.last, ends.of_last)
+    if p.pp <= 1.0:
+        return HeavyStages(last, last, last, last, 1.0, 0.0, 0.0)
+    first = hold_of(a, p, optimizer, stack, n_microbatches, 0.0, ends.first, ends.of_first)
+    chunk = a.n_layers / (p.pp * p.vpp)
+    full = float(floor(a.first_k_dense / chunk))
+    border = full - p.pp * float(floor(full / p.pp))
+    behind = border + 1.0 if full * chunk < a.first_k_dense else final
+    at_border, at_behind = first, first
+    if 0.0 < border < final:
+        c = stage_content(a, p, border)
+        w = stage_parameters(a, p, c)
+        at_border = hold_of(a, p, optimizer, stack, n_microbatches, border, c, w)
+    if behind < final:
+        c = stage_content(a, p, behind)
+        w = stage_parameters(a, p, c)
+        at_behind = hold_of(a, p, optimizer, stack, n_microbatches, behind, c, w)
+    return HeavyStages(
+        first,
+        at_border,
+        at_behind,
+        last,
+        2.0,
+        1.0 if 0.0 < border < final else 0.0,
+        1.0 if behind < final else 0.0,
+    )
+
+
+@inner_formula
+def peak_on(stack: Stack, stages: HeavyStages, t: LayerBytes) -> float:
+    """Memory of the heaviest of some stages; ``t`` as in :func:`bytes_on` [B]."""
+    heaviest = stage_total(bytes_on(stack, stages.last, t))
+    if stages.ends > 1.0:
+        heaviest = max(heaviest, stage_total(bytes_on(stack, stages.first, t)))
+    if stages.has_border > 0.0:
+        heaviest = max(heaviest, stage_total(bytes_on(stack, stages.border, t)))
+    if stages.has_behind > 0.0:
+        heaviest = max(heaviest, stage_total(bytes_on(stack, stages.behind, t)))
+    return heaviest
+
+
 @formula
 def peak_of(
     a: ArchitectureDims,
@@ -259,20 +414,18 @@ def peak_of(
     stack: Stack,
     n_microbatches: float,
     t: LayerBytes,
-    r: RankParameters,
 ) -> float:
-    """Memory of the heaviest stage; ``t`` and ``r`` as in :func:`bytes_of` [B]."""
-    last = p.pp - 1.0
-    c = stage_content(a, p, last)
-    heaviest = stage_total(bytes_of(a, p, optimizer, stack, n_microbatches, last, c, t, r))
+    """Memory of the heaviest stage; ``t`` as in :func:`bytes_on` [B]."""
+    if stages_are_alike(a, p):
+        return peak_on(
+            stack, heavy_stages(a, p, optimizer, stack, n_microbatches, end_stages(a, p)), t
+        )
+    heaviest = 0.0
     stage = 0.0
-    alike = a.moe_every == 1.0 and not is_uneven(a, p)
-    while stage < last:
+    while stage < p.pp:
         c = stage_content(a, p, stage)
-        m = bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t, r)
+        m = bytes_of(a, p, optimizer, stack, n_microbatches, stage, c, t)
         heaviest = max(heaviest, stage_total(m))
-        if alike and dense_layers_of_stage(a, p, stage) == 0.0:
-            break  # the later ones hold the same layers and fewer microbatches
         stage += 1.0
     return heaviest
 
@@ -288,4 +441,4 @@ def peak_bytes(
 ) -> float:
     """Memory of the heaviest stage [B]."""
     t = layer_bytes(a, p, stack, seq_len, p.recompute)
-    return peak_of(a, p, optimizer, stack, n_microbatches, t, rank_parameters(a, p))
+    return peak_of(a, p, optimizer, stack, n_microbatches, t)

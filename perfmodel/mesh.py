@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import floor
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 from perfmodel.dims import ArchitectureDims
 
 
@@ -27,15 +27,16 @@ class PlanDims(NamedTuple):
     instances: float = 1.0  # replicas of the sharded optimizer (HSDP with zero=3)
     heads_over_cp: float = 0.0  # 1: CP exchanges heads all-to-all; 0: keys and values in a ring
     offload: float = 0.0  # share of the optimizer that is on the host
+    saved_bytes: float = 2.0  # of each element of a linear layer's input, kept for its backward [B]
 
 
-@formula
+@inner_formula
 def sequence_shards(p: PlanDims) -> float:
     """Parts that a rank's tokens are in between the blocks that TP splits [-]."""
     return p.tp if p.sequence_parallel > 0.0 else 1.0
 
 
-@formula
+@inner_formula
 def state_shards(p: PlanDims) -> tuple[float, float]:
     """Ranks that the optimizer's state is sharded over: of dense parameters, of experts [-]."""
     if p.zero < 1.0:
@@ -62,17 +63,18 @@ class StageContent(NamedTuple):
     loss: float  # 1 with the head and the loss
 
 
-@formula
+@inner_formula
 def moe_layers_before(a: ArchitectureDims, layer: float) -> float:
     """Layers with experts among the first ``layer`` [-]."""
     behind = max(0.0, layer - a.first_k_dense)
     return float(floor(behind / a.moe_every))
 
 
-@formula
+@inner_formula
 def is_uneven(a: ArchitectureDims, p: PlanDims) -> bool:
     """Say whether the layers cannot be shared out equally over the virtual stages."""
-    return a.n_layers % (p.pp * p.vpp) != 0.0
+    stages = p.pp * p.vpp
+    return stages * float(floor(a.n_layers / stages)) != a.n_layers
 
 
 @formula
@@ -91,7 +93,7 @@ def layers_before(a: ArchitectureDims, p: PlanDims, virtual_stage: float) -> flo
     return virtual_stage * least + max(0.0, min(virtual_stage - first, larger))
 
 
-@formula
+@inner_formula
 def layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLayers:
     """Return the model's own layers on a stage of the balanced layout, by kind.
 
@@ -117,13 +119,13 @@ def layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> StageLaye
     return StageLayers(layers - moe, moe)
 
 
-@formula
+@inner_formula
 def dense_layers_of_stage(a: ArchitectureDims, p: PlanDims, stage: float) -> float:
     """Dense layers on a stage, of the model's own layers [-]."""
     return layers_of_stage(a, p, stage).dense
 
 
-@formula
+@inner_formula
 def stage_content(a: ArchitectureDims, p: PlanDims, stage: float) -> StageContent:
     """Return what a stage of the balanced layout holds; the last one has prediction as well."""
     dense, moe = layers_of_stage(a, p, stage)

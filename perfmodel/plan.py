@@ -23,6 +23,7 @@ from perfmodel._integers import divisors
 from perfmodel.constraints import Constraint, Quotient, compile_order
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
+from perfmodel.kernels import BF16_BYTES
 from perfmodel.mesh import PlanDims
 from perfmodel.ranks import Mesh
 from perfmodel.replay import FIRST_MODULE_CODE, MODULE_BITS
@@ -345,8 +346,12 @@ def _checked_world(world: int) -> int:
     return checked
 
 
-def plan_dims(plan: Plan, load: float = 1.0) -> PlanDims:
-    """Return the plan as the formulas take it; ``load`` is the routing's on the plan's EP."""
+def plan_dims(plan: Plan, load: float = 1.0, saved_bytes: float = BF16_BYTES) -> PlanDims:
+    """Return the plan as the formulas take it.
+
+    ``load`` is the routing's on the plan's EP; ``saved_bytes`` what one element of a linear
+    layer's saved input takes in the precision of the run.
+    """
     return PlanDims(
         tp=float(plan.tp),
         etp=float(plan.etp),
@@ -363,6 +368,7 @@ def plan_dims(plan: Plan, load: float = 1.0) -> PlanDims:
         instances=float(plan.optimizer_instances),
         heads_over_cp=float(plan.cp_comm == "a2a"),
         offload=plan.optimizer_offload,
+        saved_bytes=saved_bytes,
     )
 
 

@@ -129,7 +129,7 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
         for surface, sizes in queries(model)
         for flag in pack.check_at(precision, surface, **sizes)
     ]
-    flags += model.profile.check(**stack_variables(model))
+    flags += model.profile.check(**_layout_variables(model))
     for flag in flags:
         key = (flag.surface, flag.variable)
         if key not in found or _excess(flag) > _excess(found[key]):
@@ -137,39 +137,46 @@ def range_flags(model: StepModel) -> tuple[Flag, ...]:
     return tuple(found.values())
 
 
-def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
-    """Return one sentence for each part of the model that no fitted run had."""
-    a, said = model.architecture, []
+def parts_of(model: StepModel) -> dict[str, str]:
+    """Return the parts of a step that a fitted run may never have had, each with a sentence."""
+    a, parts = model.architecture, {}
     counts = {c.layers for c in model.contents}
     if len(counts) > 1:
-        said.append(
+        parts["uneven stages"] = (
             f"stages of {min(counts):g} to {max(counts):g} layers: every run that the stack was "
             "fitted on has equal stages"
         )
     if a.latent is not None:
-        said.append(
+        parts["latent attention"] = (
             "latent attention is priced by the surfaces of its products; no run that the stack "
             "was fitted on has it"
         )
     if a.moe_every > 1:
-        said.append(
+        parts["dense layers between"] = (
             f"experts on every layer in {a.moe_every}: no run that the stack was fitted on has "
             "dense layers between sparse ones"
         )
-    if a.window is not None:
-        said.append(
-            f"a window of {a.window.width} tokens on {a.window_layers} of {a.n_layers} layers is "
-            "priced as its share of full attention, spread evenly over the layers"
-        )
     if a.mtp_layers:
-        said.append(
+        parts["prediction layers"] = (
             f"mtp_layers={a.mtp_layers}: prediction layers have logits where the loss is and a "
             "copy of the embedding where they are; no run that the stack was fitted on has them"
         )
     if model.batch.precision is not Precision.BF16:
-        said.append(
+        parts[f"precision {model.batch.precision}"] = (
             f"precision={model.batch.precision}: no run that the stack was fitted on had it; the "
             "host's time to launch the quantising is that of none"
+        )
+    return parts
+
+
+def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
+    """Return one sentence for each part of the model that no fitted run had, or none has priced."""
+    a, covered = model.architecture, model.profile.covers
+    said = [text for name, text in parts_of(model).items() if name not in covered]
+    if a.window is not None:
+        said.append(
+            f"a window of {a.window.width} tokens on {a.window_layers} of {a.n_layers} layers is "
+            "priced as its share of full attention, spread evenly over the layers"
         )
     if a.extra is not None:
         said.append(
@@ -200,7 +207,60 @@ def partial_nodes(model: StepModel) -> tuple[str, ...]:
 
 
 def stack_variables(model: StepModel) -> dict[str, float]:
-    """Return what a stack profile states ranges of: the layout, the batch and the model's size."""
+    """Return what a stack profile states ranges of: layout, batch, the model's size, options."""
+    return _layout_variables(model) | option_variables(model)
+
+
+def option_variables(model: StepModel) -> dict[str, float]:
+    """Return the options of a plan and its routing; what has no effect there is as by default."""
+    plan = model.plan
+    replicated = plan.dp * plan.cp > 1
+    return DEFAULT_OPTIONS | {
+        name: value
+        for name, value, used in (
+            ("zero", float(plan.zero), replicated),
+            ("optimizer_instances", float(plan.optimizer_instances), replicated),
+            ("sequence_parallel", float(plan.sequence_parallel), plan.tp > 1),
+            ("heads_over_cp", model.dims.heads_over_cp, plan.cp > 1),
+            ("offload", plan.optimizer_offload, True),
+            ("load", model.dims.load, model.architecture.n_experts > 0),
+        )
+        if used
+    }
+
+
+DEFAULT_OPTIONS = {
+    "zero": 1.0,
+    "optimizer_instances": 1.0,
+    "sequence_parallel": 1.0,
+    "heads_over_cp": 0.0,
+    "offload": 0.0,
+    "load": 1.0,
+}
+"""What a profile without a range of an option was fitted with."""
+
+_SAID = {
+    "zero": "zero={0:g}: what ZeRO exchanges follows from its definition",
+    "optimizer_instances": "optimizer_instances={0:g}: the exchange among them is one all-reduce",
+    "sequence_parallel": "sequence_parallel={0:g}: an all-reduce in place of two halves of it",
+    "heads_over_cp": "heads_over_cp={0:g} (cp_comm): an exchange of heads is exposed whole",
+    "offload": "offload={0:g}: the host's link and memory set its part of the optimizer's time",
+    "load": "load={0:g} on the fullest rank of EP over the mean is ASSUMED for every layer",
+}
+
+
+def option_flags(model: StepModel) -> tuple[str, ...]:
+    """Return a sentence for each option that no run had which the stack was fitted on."""
+    ranges, said = model.profile.ranges, []
+    for name, value in option_variables(model).items():
+        low, high = ranges.get(name, (DEFAULT_OPTIONS[name],) * 2)
+        if not low <= value <= high:
+            had = "no run that the stack was fitted on has it"
+            said.append(f"{model.profile.name}: {_SAID[name].format(value)}; {had}.")
+    return tuple(said)
+
+
+def _layout_variables(model: StepModel) -> dict[str, float]:
     plan, architecture = model.plan, model.architecture
     return {
         "tp": float(plan.tp),

@@ -6,6 +6,7 @@ modules (``--recompute-modules``) is ``4`` plus the sum of their bits in `MODULE
 
 from __future__ import annotations
 
+from math import floor
 from typing import NamedTuple
 
 from perfmodel._jit import formula
@@ -42,7 +43,8 @@ class Replay(NamedTuple):
 @formula
 def bit(code: float, value: float) -> float:
     """Return 1 where ``code`` has the bit ``value``, else 0."""
-    return float((code // value) % 2.0)
+    count = float(floor(code / value))
+    return count - 2.0 * float(floor(0.5 * count))
 
 
 @formula

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perfmodel._jit import formula
+from perfmodel._jit import formula, inner_formula
 
 __all__ = [
     "BubbleFraction",
@@ -40,7 +40,7 @@ class BubbleFraction(NamedTuple):
     of_total: float  # idle / (idle + busy) [-]
 
 
-@formula
+@inner_formula
 def makespan_1f1b_split(
     forward_first: float,
     forward_mid: float,
@@ -115,7 +115,7 @@ def makespan_1f1b_split(
     return max(path, before + (m - warmup) * own + around)
 
 
-@formula
+@inner_formula
 def makespan_1f1b(
     tau_first: float,
     tau_mid: float,
@@ -155,7 +155,7 @@ def makespan_1f1b(
     )
 
 
-@formula
+@inner_formula
 def makespan_interleaved(
     tau_first: float,
     tau_mid: float,
@@ -211,7 +211,7 @@ def bubble_fraction(pp: float, vpp: float, n_microbatches: float) -> BubbleFract
     return BubbleFraction(of_compute, of_compute / (1.0 + of_compute))
 
 
-@formula
+@inner_formula
 def warmup_forwards(stage: float, pp: float, vpp: float, n_microbatches: float) -> float:
     """Forward passes (of one chunk each) before the first steady forward-backward pair [-].
 
@@ -224,7 +224,7 @@ def warmup_forwards(stage: float, pp: float, vpp: float, n_microbatches: float) 
     return min(warmup, vpp * n_microbatches)
 
 
-@formula
+@inner_formula
 def in_flight_microbatches(stage: float, pp: float, vpp: float, n_microbatches: float) -> float:
     """Most microbatches whose activations ``stage`` holds at once, in whole stages [-].
 

@@ -10,26 +10,25 @@ from perfmodel.architecture import Architecture, MfuConvention
 from perfmodel.calibration.stacks import StackProfile, fitted_stacks, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
+from perfmodel.exchange import SynchronisationTime, synchronisation_time
 from perfmodel.frozen import Frozen
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import (
     PipelineTime,
     StageTime,
-    SynchronisationTime,
     exposed_exchange,
-    layer_times,
-    mode_totals,
     pipeline_time,
     step_total,
-    synchronisation_time,
     time_of_content,
 )
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.layouts import contents_of, pipeline_of_layout, synchronisation_of_layout
 from perfmodel.memory import StageBytes, content_bytes, stage_total
 from perfmodel.mesh import PlanDims, StageContent, is_uneven
+from perfmodel.modes import layer_times, mode_totals
 from perfmodel.plan import Plan, Recompute, plan_dims
-from perfmodel.ranges import partial_nodes, range_flags, unmeasured_parts
+from perfmodel.precision import saved_activation_bytes
+from perfmodel.ranges import option_flags, partial_nodes, range_flags, unmeasured_parts
 from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
@@ -49,6 +48,12 @@ class StepEstimate(Frozen):
     ----------
     step_time_s : float
         Time of one optimizer step, t_iter [s].
+    step_time_interval_s : (float, float)
+        The step time times 5% and 95% quantiles of measured over predicted time, on runs that the
+        stack's constants were fitted without [s].
+    interval_applies : bool
+        Whether hardware, plan and model lie inside what the stack was fitted on. Where they do
+        not, the interval is still that of runs inside.
     mfu : float
         ``model FLOPs / (t_iter N_dev F_peak)`` [-], with the numerator of ``mfu_convention``.
     tokens_per_s, tokens_per_s_per_device : float
@@ -57,6 +62,9 @@ class StepEstimate(Frozen):
         Model FLOP/s of a device under ``mfu_convention`` [1e12 FLOP/s].
     memory_bytes : float
         Memory of a device of the heaviest stage [B]; ``fits`` compares it with the device.
+    dropped_tokens_share : float or None
+        Share of routed tokens that the capacity of the experts drops; None where it is not
+        known [-].
     memory_by_stage_bytes : tuple of float
         The same for each stage, first to last; ``memory_buckets_bytes`` splits it.
     breakdown_s : dict
@@ -69,6 +77,8 @@ class StepEstimate(Frozen):
 
     schema_version: Literal[1] = 1
     step_time_s: float
+    step_time_interval_s: tuple[float, float]
+    interval_applies: bool
     mfu: float
     mfu_convention: MfuConvention
     tokens_per_s: float
@@ -78,6 +88,7 @@ class StepEstimate(Frozen):
     device_memory_bytes: float
     fits: bool
     heaviest_stage: int
+    dropped_tokens_share: float | None
     memory_by_stage_bytes: tuple[float, ...]
     memory_buckets_bytes: tuple[dict[str, float], ...]
     breakdown_s: dict[str, float]
@@ -92,7 +103,14 @@ class StepEstimate(Frozen):
 def check(
     architecture: Architecture, plan: Plan, cluster: Cluster, batch: Batch
 ) -> tuple[Violation, ...]:
-    """Return every rule that the plan breaks; empty if it is legal."""
+    """Return every rule that the plan breaks; empty if it is legal.
+
+    Raises
+    ------
+    PerfmodelError
+        The batch's routing is a distribution over another number of experts.
+    """
+    batch.routing.check(architecture.n_experts)
     return violations(
         architecture.rule_variables(),
         plan,
@@ -115,7 +133,8 @@ class StepModel:
     @cached_property
     def dims(self) -> PlanDims:
         """The plan as the formulas take it."""
-        return plan_dims(self.plan, self.batch.routing.load(self.plan.ep))
+        saved = saved_activation_bytes(self.batch.precision)
+        return plan_dims(self.plan, self.batch.routing.load(self.plan.ep), saved)
 
     @cached_property
     def n_microbatches(self) -> int:
@@ -171,6 +190,11 @@ class StepModel:
         if self.layout is None:
             return synchronisation_time(a, hw, stack, optimizer, p, seq_len)
         return synchronisation_of_layout(a, hw, stack, optimizer, p, seq_len, self.contents)
+
+    @property
+    def dropped_share(self) -> float | None:
+        """Share of routed tokens that a capacity drops; None where it is not known [-]."""
+        return self.batch.routing.dropped if self.architecture.n_experts else 0.0
 
     @property
     def step_s(self) -> float:
@@ -285,6 +309,8 @@ class StepModel:
         overall = self._headline(parts)
         return parts | {
             "step_time_s": overall,
+            "step_time_interval_s": overall,
+            "dropped_tokens_share": Source.ASSUMED,
             "mfu": overall,
             "tokens_per_s": overall,
             "memory_bytes": Source.ASSUMED,
@@ -343,6 +369,8 @@ def estimate(
         The plan breaks a rule; the error carries every violation.
     PackError
         No such hardware pack or stack profile.
+    PerfmodelError
+        The batch's routing is a distribution over another number of experts.
     """
     broken = check(architecture, plan, cluster, batch)
     if broken:
@@ -355,8 +383,12 @@ def estimate(
     step = model.step_s
     flops = architecture.flops_per_token(mfu_convention, batch.seq_len) * batch.tokens
     devices = cluster.n_devices
+    unlike = (*_mismatch(model), *unmeasured_parts(model), *option_flags(model))
+    outside = range_flags(model)
     return StepEstimate(
         step_time_s=step,
+        step_time_interval_s=(step * profile.errors.low, step * profile.errors.high),
+        interval_applies=not (unlike or any(f.surface == profile.name for f in outside)),
         mfu=flops / (step * devices * cluster.peak_flops),
         mfu_convention=mfu_convention,
         tokens_per_s=batch.tokens / step,
@@ -366,6 +398,7 @@ def estimate(
         device_memory_bytes=cluster.device_memory_bytes,
         fits=totals[heaviest] <= cluster.device_memory_bytes,
         heaviest_stage=heaviest,
+        dropped_tokens_share=model.dropped_share,
         memory_by_stage_bytes=totals,
         memory_buckets_bytes=tuple(
             {name: float(value) for name, value in stage._asdict().items()} for stage in stages
@@ -373,10 +406,9 @@ def estimate(
         breakdown_s=model.breakdown(),
         sources=model.sources(),
         flags=(
-            *_mismatch(model),
-            *unmeasured_parts(model),
+            *unlike,
             *partial_nodes(model),
-            *(flag.message for flag in range_flags(model)),
+            *(flag.message for flag in outside),
         ),
         architecture=architecture.summary(),
         plan=plan,

@@ -42,7 +42,7 @@ from perfmodel.calibration.stacks import (
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.iteration import step_total
-from perfmodel.ranges import stack_variables
+from perfmodel.ranges import parts_of, stack_variables
 from perfmodel.sources import Source
 from perfmodel.stack import Stack
 from perfmodel.step import DEFAULT_STACK, StepModel
@@ -315,6 +315,7 @@ def fit_published(
             key: (min(row[key] for row in observed), max(row[key] for row in observed))
             for key in observed[0]
         },
+        covers=tuple(sorted({part for run in mine for part in parts_of(run.model)})),
         errors=StackErrors(
             rows=len(mine),
             mape_in_sample=_round(float(_absolute(inside).mean())),

@@ -20,7 +20,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, read_record, shipped
 from perfmodel.calibration.surfaces import GEMM_FP8, KINDS, SURFACES, SurfaceKind
 from perfmodel.collectives import Fabric
-from perfmodel.hardware import Hardware
+from perfmodel.hardware import ASSUMED_HOST, Hardware, Host
 from perfmodel.kernels import DeviceRates
 from perfmodel.precision import RECIPES, Precision
 from perfmodel.sources import Source
@@ -107,6 +107,17 @@ class Node(FrozenRecord):
     devices_per_node: Annotated[int, Field(ge=1)]
     link_bw: Datum | None = None  # of one device to the others of the node, one direction [B/s]
     nic_bw: Datum | None = None  # of one device to other nodes, one direction [B/s]
+    host_link_bw: Datum | None = None  # of one device to its host, one direction [B/s]
+    host_memory_bw: Datum | None = None  # of the host's memory, for each device [B/s]
+
+    @property
+    def host(self) -> Host:
+        """What the host offers each device; what is not stated is assumed."""
+        link, memory = self.host_link_bw, self.host_memory_bw
+        return Host(
+            link_bw=ASSUMED_HOST.link_bw if link is None else link.value,
+            memory_bw=ASSUMED_HOST.memory_bw if memory is None else memory.value,
+        )
 
 
 class FitErrors(FrozenRecord):
@@ -257,7 +268,7 @@ class HardwarePack(FrozenRecord):
         built = {name: self._parameters(name) for name in SURFACES}
         collectives = {name: built.pop(name) for name in list(built) if name in Fabric._fields}
         fabric = Fabric(devices_per_node=float(self.node.devices_per_node), **collectives)
-        return Hardware(device=self.device.rates, fabric=fabric, **built)
+        return Hardware(device=self.device.rates, fabric=fabric, host=self.node.host, **built)
 
     def check_at(self, precision: Precision, surface: str, **values: float) -> tuple[Flag, ...]:
         """Return :meth:`check` of the surface that prices ``surface`` in a precision.

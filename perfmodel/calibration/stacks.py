@@ -83,6 +83,7 @@ class StackProfile(FrozenRecord):
     assumptions: dict[str, Assumption]
     ranges: dict[str, tuple[FiniteFloat, FiniteFloat]]
     errors: StackErrors
+    covers: tuple[Text, ...] = ()  # parts of fitted runs that plain ones lack (perfmodel.ranges)
     variants: dict[str, Variant] = Field(default_factory=dict)
 
     @model_validator(mode="after")

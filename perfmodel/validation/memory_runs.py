@@ -20,13 +20,15 @@ from perfmodel.layouts import contents_of
 from perfmodel.memory import (
     OptimizerDims,
     StageBytes,
-    bytes_of,
-    rank_parameters,
+    bytes_on,
+    hold_of,
     stage_allocated,
+    stage_parameters,
     stage_total,
 )
 from perfmodel.mesh import PlanDims, StageContent
 from perfmodel.plan import Plan, Recompute, plan_dims
+from perfmodel.precision import saved_activation_bytes
 from perfmodel.stack import Stack
 from perfmodel.stages import StageLayout
 from perfmodel.validation.published import PublishedRun, published_runs
@@ -75,11 +77,12 @@ class MemoryCase(NamedTuple):
 def stages_of_case(case: MemoryCase, stack: Stack) -> tuple[StageBytes, ...]:
     """Return the buckets of every stage of a run [B]."""
     t = layer_bytes(case.a, case.p, stack, case.seq_len, case.p.recompute)
-    r, n = rank_parameters(case.a, case.p), case.n_microbatches
-    return tuple(
-        bytes_of(case.a, case.p, case.optimizer, stack, n, float(i), c, t, r)
+    a, p, n = case.a, case.p, case.n_microbatches
+    holds = (
+        hold_of(a, p, case.optimizer, stack, n, float(i), c, stage_parameters(a, p, c))
         for i, c in enumerate(case.contents)
     )
+    return tuple(bytes_on(stack, hold, t) for hold in holds)
 
 
 def measured_part(m: StageBytes, peak: Peak) -> float:
@@ -119,7 +122,8 @@ def _stack_of(source: str) -> str | None:
 
 
 def _dims(run: PublishedRun) -> PlanDims:
-    p = plan_dims(run.plan, run.batch.routing.load(run.ep))
+    saved = saved_activation_bytes(run.batch.precision)
+    p = plan_dims(run.plan, run.batch.routing.load(run.ep), saved)
     if run.zero_group is not None and run.dp * run.cp % run.zero_group == 0:
         p = p._replace(instances=run.dp * run.cp / run.zero_group)
     if run.source.startswith("TorchTitan") and run.recompute == "selective":

@@ -18,7 +18,7 @@ from perfmodel.architecture import Architecture
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster, Optimizer
 from perfmodel.collectives import AllToAllSurface, Fabric, RingSurface
-from perfmodel.hardware import Hardware
+from perfmodel.hardware import Hardware, Host
 from perfmodel.kernels import (
     AttentionSurface,
     DeviceRates,
@@ -408,6 +408,7 @@ def ideal_hardware(devices_per_node: int = 8) -> Hardware:
             reduce_scatter=ring,
             all_gather=ring,
         ),
+        host=Host(link_bw=inf, memory_bw=inf),
     )
 
 

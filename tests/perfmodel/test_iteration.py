@@ -13,20 +13,15 @@ from hypothesis import strategies as st
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Optimizer
-from perfmodel.iteration import (
-    ModeTotals,
+from perfmodel.exchange import (
     data_parallel_time,
-    mode_totals,
     newton_schulz_flop,
     optimizer_time,
-    pipeline_time,
-    stage_time,
-    step_total,
     synchronisation_time,
-    time_of_stage,
-    with_replay,
 )
+from perfmodel.iteration import pipeline_time, stage_time, step_total, time_of_stage
 from perfmodel.layer import OperatorTimes, layer_cost
+from perfmodel.modes import ModeTotals, mode_totals, with_replay
 from perfmodel.replay import replay_of
 from perfmodel.schedule import makespan_interleaved
 from perfmodel.schedule_graph import simulate

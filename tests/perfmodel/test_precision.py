@@ -26,8 +26,8 @@ from perfmodel.calibration.regression import evaluate
 from perfmodel.calibration.surfaces import GEMM_FP8
 from perfmodel.calibration.tables import Tables
 from perfmodel.cluster import Batch, Cluster
+from perfmodel.exchange import update_time
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import update_time
 from perfmodel.kernels import Cast, GemmSurface, cast_time, gemm_time, grouped_gemm_time
 from perfmodel.layer import expert_time
 from perfmodel.memory import dense_parameters, expert_parameters

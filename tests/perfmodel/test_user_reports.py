@@ -17,9 +17,11 @@ from perfmodel import catalogue
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.collectives import AllToAllSurface
-from perfmodel.iteration import border_bytes, mode_totals, time_of_content
+from perfmodel.exchange import border_bytes
+from perfmodel.iteration import time_of_content
 from perfmodel.layer import dispatch_time, layer_cost, rows_per_expert
 from perfmodel.layouts import contents_of
+from perfmodel.modes import mode_totals
 from perfmodel.plan import Plan, plan_dims
 from perfmodel.rules import violations
 from perfmodel.schedule import bubble_fraction, warmup_forwards
