@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mosaic_opt.allocation.phases import Phases, PhasesByNodes, phases, phases_by_nodes
     from mosaic_opt.allocation.regime import AllocationLaw, allocation_law
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
+    from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
     from mosaic_opt.certificate import Certificate, certify
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
     from mosaic_opt.relaxation_result import Relaxation
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
+    from mosaic_opt.stage_search import StageSearch, search_stages
 
 _HOMES = {
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
     "Certificate": "certificate",
+    "CpSat": "backends.cpsat.search",
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
     "EnvelopeError": "errors",
@@ -45,6 +48,7 @@ _HOMES = {
     "Relaxation": "relaxation_result",
     "Report": "backends.base",
     "Solution": "result",
+    "StageSearch": "stage_search",
     "Status": "result",
     "allocation_law": "allocation.regime",
     "certify": "certificate",
@@ -57,6 +61,7 @@ _HOMES = {
     "phases": "allocation.phases",
     "phases_by_nodes": "allocation.phases",
     "relax": "backends.gp",
+    "search_stages": "stage_search",
     "solve": "solver",
 }
 
@@ -64,6 +69,7 @@ __all__ = [
     "AllocationLaw",
     "Backend",
     "Certificate",
+    "CpSat",
     "Enumerate",
     "Envelope",
     "EnvelopeError",
@@ -78,6 +84,7 @@ __all__ = [
     "Relaxation",
     "Report",
     "Solution",
+    "StageSearch",
     "Status",
     "allocation_law",
     "certify",
@@ -90,6 +97,7 @@ __all__ = [
     "phases",
     "phases_by_nodes",
     "relax",
+    "search_stages",
     "solve",
 ]
 

@@ -31,6 +31,7 @@ from mosaic_opt.case_options import (
     read_case,
     read_convention,
     read_model,
+    read_plan,
 )
 
 if TYPE_CHECKING:
@@ -306,6 +307,77 @@ def search_plans(
     )
     _emit(lambda: render_layouts(found), lambda: found.model_dump_json(indent=2), json_to)
     if not found.layouts:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+@app.command()
+def stages(
+    model: Model,
+    plan: PlanText,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", help="Pack and nodes, p6-b200:32; several pools as in h100:16,b200:8."
+        ),
+    ],
+    global_batch: GlobalBatch,
+    seq: Seq,
+    optimizer: OptimizerName = "adamw",
+    precision: PrecisionName = "bf16",
+    imbalance: Imbalance = 1.0,
+    capacity_factor: CapacityFactor = None,
+    stack: StackName = "megatron-eager",
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="Modes of a stage, of none, selective, super-selective, full."),
+    ] = None,
+    memory_fraction: Annotated[float, typer.Option(help="Share of a device's memory.")] = 1.0,
+    max_chunk: Annotated[
+        int | None, typer.Option(help="Layers of a virtual stage at most.")
+    ] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
+    workers: Annotated[int, typer.Option(help="Search threads.")] = 1,
+    json_to: Json = None,
+) -> None:
+    """Find the stage layout of one plan whose slowest stage is the fastest, with a proof."""
+    from mosaic_opt.backends.base import Limits
+    from mosaic_opt.report import render_violations
+    from mosaic_opt.report_stages import progress_line, render_stages
+    from mosaic_opt.space_options import read_modes
+    from mosaic_opt.stage_search import search_stages
+    from perfmodel.cluster import Cluster
+    from perfmodel.errors import IllegalPlanError
+
+    _check_target(json_to)
+    pools = [Cluster.parse(part.strip()) for part in cluster.split(",")]
+    layout = read_plan(plan, sum(pool.n_devices for pool in pools))
+    routing: dict[str, float | None] = {
+        "imbalance": imbalance,
+        "capacity_factor": capacity_factor,
+    }
+    batch, *_ = [
+        read_batch(pool, global_batch, seq, optimizer, precision, routing) for pool in pools
+    ]
+    try:
+        found = search_stages(
+            read_model(model),
+            layout,
+            pools,
+            batch,
+            stack=stack,
+            recompute=read_modes(recompute),
+            memory_fraction=memory_fraction,
+            max_chunk=max_chunk,
+            limits=Limits(time_s=time_limit),
+            workers=workers,
+            progress=lambda state: typer.echo(progress_line(state), err=True),
+        )
+    except IllegalPlanError as error:
+        broken = error.violations
+        _emit(lambda: render_violations(broken), lambda: _check_json(broken), json_to)
+        raise typer.Exit(EXIT_INFEASIBLE) from None
+    _emit(lambda: render_stages(found), lambda: found.model_dump_json(indent=2), json_to)
+    if found.slowest_s is None:
         raise typer.Exit(EXIT_INFEASIBLE)
 
 

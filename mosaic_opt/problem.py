@@ -46,6 +46,14 @@ class Counts(NamedTuple):
     refused: int  # of the priced: fit, but need a surface beyond its range
 
 
+class Priced(NamedTuple):
+    """The layouts that are legal for a candidate, with their prices; arrays of shape (rows,)."""
+
+    rows: NDArray[np.int64]  # of the problem's table, ascending
+    step_s: NDArray[np.float64]  # [s]
+    memory_bytes: NDArray[np.float64]  # [B]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the lower level found for one candidate.
@@ -106,9 +114,12 @@ class Problem:
     @cached_property
     def _refused(self) -> NDArray[np.bool_]:
         """Rows that ask for an all-to-all over more ranks than the pack answers for."""
-        if self.envelope.extrapolation == "flag":
-            return np.zeros(len(self.table), dtype=np.bool_)
-        return self.table.ep > self.largest_all_to_all
+        return self.table.ep > self.largest_ep
+
+    @property
+    def largest_ep(self) -> float:
+        """Largest expert-parallel group that the envelope admits; inf where it refuses none [-]."""
+        return inf if self.envelope.extrapolation == "flag" else self.largest_all_to_all
 
     @property
     def largest_all_to_all(self) -> float:
@@ -214,10 +225,34 @@ class Problem:
         budget = self.tokens(index, step_s)
         return float("inf") if np.isnan(budget.tokens) else self.loss(index, budget.tokens)
 
+    def priced(self, index: int) -> Priced:
+        """Price every layout that is legal for a candidate."""
+        rows = self.legal_rows(index)
+        return Priced(rows, *self.price(index, rows))
+
     def solve_candidate(self, index: int) -> Outcome:
         """Find the best layout of a candidate, its tokens and its loss."""
-        rows = self.legal_rows(index)
-        step_s, memory = self.price(index, rows)
+        priced = self.priced(index)
+        allowed = priced.memory_bytes <= self.envelope.memory_cap_bytes
+        allowed &= ~self._refused[priced.rows]
+        if not allowed.any():
+            return self.outcome(index, priced, None)
+        best = np.argmin(np.where(allowed, priced.step_s, np.inf))  # the first of equals
+        return self.outcome(index, priced, int(best))
+
+    def outcome(self, index: int, priced: Priced, best: int | None) -> Outcome:
+        """Say what follows for a candidate from its best layout.
+
+        Parameters
+        ----------
+        index : int
+            The candidate.
+        priced : Priced
+            Its legal layouts.
+        best : int, optional
+            Place of the best layout in ``priced``; None if none fits, and the outcome says why.
+        """
+        rows, step_s, memory = priced
         fits = memory <= self.envelope.memory_cap_bytes
         refused = self._refused[rows]
         counts = Counts(
@@ -227,10 +262,8 @@ class Problem:
             over_memory=int(np.count_nonzero(~fits)),
             refused=int(np.count_nonzero(fits & refused)),
         )
-        allowed = fits & ~refused
-        if not allowed.any():
+        if best is None:
             return self._without_layout(index, counts, memory, fits, refused)
-        best = int(np.argmin(np.where(allowed, step_s, np.inf)))  # the first of equals
         budget = self.tokens(index, float(step_s[best]))
         if np.isnan(budget.tokens):
             rejected = self._without_tokens(index, counts, budget)

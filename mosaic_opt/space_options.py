@@ -1,4 +1,4 @@
-"""The options of `mosaic plan` that say where to search, read into a space of layouts."""
+"""Options of the command line that say where to search: a space of layouts, recompute modes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mosaic_opt.errors import MosaicError
 
 if TYPE_CHECKING:
     from perfmodel.cluster import Batch, Cluster
-    from perfmodel.plan import PlanSpace
+    from perfmodel.plan import PlanSpace, Recompute
 
 _WORDS = ("recompute", "layouts")
 _ONE_WORD = ("cp_comm",)
@@ -44,6 +44,23 @@ def read_space(cluster: Cluster, batch: Batch, options: dict[str, Option]) -> Pl
         return layout_space(cluster, batch, **given)
     except ValidationError as error:
         raise MosaicError(f"{explain(error, PlanSpace)}.") from None
+
+
+def read_modes(text: str | None) -> tuple[Recompute, ...]:
+    """Return the recompute modes of a list with commas; all where there is none.
+
+    Raises
+    ------
+    MosaicError
+        A word that is no mode.
+    """
+    from perfmodel.plan import Recompute
+
+    words = [*Recompute] if text is None else [part.strip() for part in text.split(",")]
+    for word in words:
+        if word not in [*Recompute]:
+            raise MosaicError(f"--recompute {word!r} must be one of {', '.join(Recompute)}.")
+    return tuple(map(Recompute, words))
 
 
 def _value(name: str, text: str | float) -> object:

@@ -108,3 +108,26 @@ class Backend(ABC):
         self, problem: Problem, limits: Limits, *, progress: ProgressCallback | None = None
     ) -> Report:
         """Search a problem until it is done, a limit is reached or the user interrupts."""
+
+
+def rank(outcome: Outcome) -> tuple[float, int]:
+    """Order candidates: the least loss first, and of equals the first in the problem."""
+    return outcome.loss, outcome.index
+
+
+def better(candidate: Outcome, incumbent: Outcome | None) -> bool:
+    """Say whether a candidate goes before the incumbent."""
+    if not candidate.feasible:
+        return False
+    if incumbent is None:
+        return True
+    return rank(candidate) < rank(incumbent)
+
+
+def dual_bound(problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]) -> float:
+    """Return the least loss that any candidate can have, given the unexamined ones [nats/token].
+
+    An unexamined candidate is bounded by its loss with every device at its peak.
+    """
+    examined = incumbent.loss if incumbent is not None else float("inf")
+    return min([examined, *(problem.optimistic_loss(i) for i in unexamined)])

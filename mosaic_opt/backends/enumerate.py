@@ -18,6 +18,9 @@ from mosaic_opt.backends.base import (
     ProgressCallback,
     Report,
     Termination,
+    better,
+    dual_bound,
+    rank,
 )
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Outcome, Problem
@@ -65,7 +68,7 @@ class Enumerate(Backend):
         try:
             for outcome in results:
                 outcomes[outcome.index] = outcome
-                if _better(outcome, best):
+                if better(outcome, best):
                     best = outcome
                 if progress is not None:
                     progress(
@@ -79,7 +82,7 @@ class Enumerate(Backend):
         finally:
             results.close()
         feasible = [outcome for outcome in outcomes.values() if outcome.feasible]
-        best = min(feasible, key=_rank, default=None)
+        best = min(feasible, key=rank, default=None)
         unexamined = tuple(i for i in range(n) if i not in outcomes)
         if not unexamined:
             termination = Termination.EXHAUSTED
@@ -91,28 +94,6 @@ class Enumerate(Backend):
             unexamined=unexamined,
             discarded_pairs=0,
         )
-
-
-def _rank(outcome: Outcome) -> tuple[float, int]:
-    """Order candidates: the least loss first, and of equals the first in the problem."""
-    return outcome.loss, outcome.index
-
-
-def _better(candidate: Outcome, incumbent: Outcome | None) -> bool:
-    if not candidate.feasible:
-        return False
-    if incumbent is None:
-        return True
-    return _rank(candidate) < _rank(incumbent)
-
-
-def dual_bound(problem: Problem, incumbent: Outcome | None, unexamined: tuple[int, ...]) -> float:
-    """Return the least loss that any candidate can have, given the unexamined ones [nats/token].
-
-    An unexamined candidate is bounded by its loss with every device at its peak.
-    """
-    examined = incumbent.loss if incumbent is not None else float("inf")
-    return min([examined, *(problem.optimistic_loss(i) for i in unexamined)])
 
 
 def _completed(problem: Problem, workers: int) -> Generator[Outcome, None, None]:

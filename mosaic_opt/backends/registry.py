@@ -10,6 +10,7 @@ from mosaic_opt.errors import MosaicError
 BACKENDS = {
     "enumerate": "mosaic_opt.backends.enumerate:Enumerate",
     "gp": "mosaic_opt.backends.gp:GeometricProgram",
+    "cpsat": "mosaic_opt.backends.cpsat.search:CpSat",
 }
 """Name of a backend -> ``module:Class``."""
 

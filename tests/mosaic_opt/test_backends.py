@@ -17,6 +17,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
 )
+from mosaic_opt.backends.cpsat.search import CpSat
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.gp import GeometricProgram
 from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, resolve
@@ -57,6 +58,17 @@ class TestGeometricProgramFromPeak(BackendContract):
     test_time_limit_is_kept = None
     test_other_errors_are_not_swallowed = None
     test_progress_is_monotone = None
+
+
+class TestCpSat(BackendContract):
+    name = "cpsat"
+
+
+class TestCpSatOnTwoWorkers(BackendContract):
+    name = "cpsat"
+
+    def make(self) -> Backend:
+        return CpSat(workers=2, seed=7)
 
 
 def test_every_registered_backend_has_a_contract_test() -> None:

@@ -1,0 +1,291 @@
+"""CP-SAT posts the declared rules: the same plans, and the same best one, as enumeration."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from ortools.sat.python import cp_model
+
+from mosaic_opt.backends.base import Limits, Progress
+from mosaic_opt.backends.cpsat.posting import Poster
+from mosaic_opt.backends.cpsat.rounding import Scale
+from mosaic_opt.backends.cpsat.running import run
+from mosaic_opt.backends.cpsat.search import DEGREES, CpSat, LayoutModel
+from mosaic_opt.backends.enumerate import Enumerate
+from mosaic_opt.envelope import parse_envelope
+from mosaic_opt.errors import MosaicError
+from mosaic_opt.problem import Problem
+from perfmodel.constraints import (
+    AnyOf,
+    AtLeast,
+    AtMost,
+    Constraint,
+    Divides,
+    Implies,
+    OneOf,
+    ProductIs,
+    Quotient,
+    Table,
+)
+from perfmodel.rules import RULES
+
+from .strategies import small_envelopes, tiny_problem
+
+RANDOM = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class _Every(cp_model.CpSolverSolutionCallback):
+    def __init__(self, variables: list[Any]) -> None:
+        super().__init__()
+        self.variables, self.found = variables, []
+
+    def on_solution_callback(self) -> None:
+        self.found.append(tuple(self.value(v) for v in self.variables))
+
+
+def every_solution(model: cp_model.CpModel, variables: list[Any]) -> set[tuple[int, ...]]:
+    """Return the projections of all solutions on some variables."""
+    solver = cp_model.CpSolver()
+    solver.parameters.enumerate_all_solutions = True
+    seen = _Every(variables)
+    assert solver.solve(model, seen) in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
+    return set(seen.found)
+
+
+# ---------------------------------------------------------------- posting
+
+DOMAINS = {"a": [1, 2, 3, 4], "b": [0, 1, 2, 6], "c": [1, 2, 5]}
+CONSTANTS = {"n": 12, "one": 1}
+
+
+def sides() -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.sampled_from(["a", "b", "c", "n", 2]), min_size=1, max_size=3).map(tuple)
+
+
+def divisors_() -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(st.sampled_from(["a", "c", "n", 2]), min_size=1, max_size=3).map(tuple)
+
+
+def relations() -> st.SearchStrategy[Constraint]:
+    rows = st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from([0, 2])), min_size=1)
+    return st.one_of(
+        st.builds(Divides, divisors_(), sides()),
+        st.builds(ProductIs, sides(), sides()),
+        st.builds(AtMost, sides(), sides()),
+        st.builds(AtLeast, sides(), sides()),
+        st.builds(
+            OneOf, st.sampled_from("abc"), st.lists(st.integers(0, 4), min_size=1).map(tuple)
+        ),
+        st.builds(OneOf, st.just("n"), st.sampled_from([(12,), (5, 6)])),
+        st.builds(Table, st.just(("a", "b")), rows.map(tuple)),
+    )
+
+
+def constraints() -> st.SearchStrategy[Constraint]:
+    return st.recursive(
+        relations(),
+        lambda inner: st.one_of(
+            st.builds(Implies, inner, inner),
+            st.lists(inner, min_size=1, max_size=3).map(lambda many: AnyOf(tuple(many))),
+        ),
+        max_leaves=4,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(posted=st.lists(constraints(), min_size=1, max_size=3))
+def test_posted_constraints_mean_what_they_say(posted: list[Constraint]) -> None:
+    poster = Poster(cp_model.CpModel(), DOMAINS, CONSTANTS)
+    poster.require_all(posted)
+    found = every_solution(poster.model, [poster.variable(name) for name in DOMAINS])
+    true = {
+        row
+        for row in product(*DOMAINS.values())
+        if all(c.holds({**CONSTANTS, **dict(zip(DOMAINS, row, strict=True))}) for c in posted)
+    }
+    assert found == true
+
+
+def test_a_quotient_is_defined_where_it_is_exact() -> None:
+    poster = Poster(cp_model.CpModel(), {"a": [1, 2, 3], "b": [2, 6]}, {"n": 12})
+    poster.derive("q", Quotient(("n",), ("a", "b")))
+    names = ("a", "b", "q")
+    found = every_solution(poster.model, [poster.variable(name) for name in names])
+    assert found == {(1, 2, 6), (2, 2, 3), (3, 2, 2), (1, 6, 2), (2, 6, 1)}
+
+
+def test_a_kind_without_a_posting_is_an_error() -> None:
+    class Odd(AtMost):  # the kinds are a closed set; this is what a new one would meet
+        pass
+
+    class Other(Constraint):
+        variables = frozenset({"a"})
+        holds = numbers = sentence = None
+
+        def __hash__(self) -> int:
+            return 0
+
+    poster = Poster(cp_model.CpModel(), DOMAINS, CONSTANTS)
+    poster.require(Odd(("a",), (2,)))
+    with pytest.raises(TypeError, match="Other is a kind of constraint without a posting"):
+        poster.require(Other())
+
+
+def test_a_product_beyond_64_bits_is_said() -> None:
+    """OR-Tools #4031: 2^40 * 2^40 makes a model invalid, and no exception says so."""
+    poster = Poster(cp_model.CpModel(), {"a": [1, 2**40], "b": [1, 2**40]}, {})
+    with pytest.raises(MosaicError, match=r"must be below 2\^62"):
+        poster.require(AtMost(("a", "b"), (4,)))
+
+
+def test_a_given_total_keeps_products_short() -> None:
+    """Partial products that do not divide the total are never made, large as they would be."""
+    wide = [2**k for k in range(21)]
+    domains = dict.fromkeys("abcd", wide)
+    poster = Poster(cp_model.CpModel(), domains, {"world": 2**20})
+    poster.require_all([AtMost(("a", "b", "c"), (2**19,)), ProductIs((*"abcd",), ("world",))])
+    ran = run(poster.model, {n: poster.variable(n) for n in "abcd"}, workers=1, seed=0)
+    assert ran.values is not None
+    assert math.prod(ran.values.values()) == 2**20
+
+
+def test_an_invalid_model_is_an_error() -> None:
+    model = cp_model.CpModel()
+    x = model.new_int_var(0, 2**40, "x")
+    y = model.new_int_var(0, 2**62, "y")
+    model.add(2**30 * x + 2**10 * y <= 5)
+    with pytest.raises(MosaicError, match="CP-SAT refuses the model"):
+        run(model, {"x": x}, workers=1, seed=0)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
+def test_what_a_callback_raises_comes_out(error: type[BaseException]) -> None:
+    def stop(objective: int, bound: int) -> None:
+        raise error
+
+    model = cp_model.CpModel()
+    x = model.new_int_var(0, 5, "x")
+    model.minimize(x)
+    with pytest.raises(error):
+        run(model, {"x": x}, workers=1, seed=0, on_solution=stop)
+
+
+# ---------------------------------------------------------------- rounding
+
+
+@given(number=st.floats(0.0, 1e13), largest=st.floats(1e-3, 1e13), bits=st.integers(8, 52))
+def test_whole_units_never_exceed_the_number(number: float, largest: float, bits: int) -> None:
+    assume(number <= largest)
+    scale = Scale.of(largest, bits)
+    assert math.frexp(scale.unit)[0] == 0.5  # a power of two
+    assert scale.down(number) * scale.unit <= number < (scale.down(number) + 1) * scale.unit
+    assert scale.down(largest) < 2**bits
+    assert scale.unit <= largest * 2.0 ** (1 - bits)
+
+
+# ---------------------------------------------------------------- the search
+
+
+@RANDOM
+@given(content=small_envelopes(), both=st.booleans())
+def test_the_posted_rules_allow_the_legal_plans(content: dict[str, Any], both: bool) -> None:
+    if both:
+        content["plans"] |= {"layouts": ["equal", "balanced"]}
+    problem = Problem(parse_envelope(content))
+    assume(problem.architectures)
+    index = len(problem.architectures) - 1
+    poster = LayoutModel(problem).poster(index)
+    found = every_solution(poster.model, [poster.variable(name) for name in DEGREES])
+    rows = problem.legal_rows(index)
+    rows = rows[problem.table.ep[rows] <= problem.largest_ep]
+    columns = [problem.table.columns[name][rows].tolist() for name in DEGREES]
+    assert found == set(zip(*columns, strict=True))
+
+
+@RANDOM
+@given(content=small_envelopes(), both=st.booleans())
+def test_every_outcome_is_the_enumerators(content: dict[str, Any], both: bool) -> None:
+    if both:
+        content["plans"] |= {"layouts": ["equal", "balanced"]}
+    problem = Problem(parse_envelope(content))
+    mine = CpSat().search(problem, Limits())
+    truth = Enumerate(workers=1).search(problem, Limits())
+    assert repr(mine) == repr(truth)
+
+
+@pytest.mark.parametrize("rule", [r.name for r in RULES])
+def test_a_rule_left_out_would_be_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An illegal layout costs nothing in the tables: without its rule the search would take it."""
+    binding = {"experts", "attention_heads"}
+    problem = tiny_problem(
+        plans={"micro_batch": [1], "recompute": ["none"], "max_cp": 2},
+        candidates={
+            "kind": "ladder",
+            "q": [1],
+            "n_experts": [4],
+            "top_k": [1],
+            "expert_split": [1],
+        },
+    )
+    kept = tuple(r for r in RULES if r.name != rule)
+    monkeypatch.setattr("mosaic_opt.backends.cpsat.search.RULES", kept)
+    model = LayoutModel(problem)
+    if rule in binding:
+        with pytest.raises(AssertionError, match="illegal layout"):
+            model.solve(0, CpSat(), None)
+    else:
+        outcome = model.solve(0, CpSat(), None)
+        assert outcome is not None
+        assert repr(outcome) == repr(problem.solve_candidate(0))
+
+
+def test_the_bound_on_time_is_within_the_recorded_rounding() -> None:
+    problem = tiny_problem()
+    model = LayoutModel(problem)
+    for index in range(4):
+        priced = problem.priced(index)
+        answer = model.answer(index, priced, CpSat())
+        assert answer.proved
+        assert answer.row is not None
+        shortest = priced.step_s[np.searchsorted(priced.rows, answer.row)]
+        assert answer.bound_s <= shortest <= answer.bound_s + answer.time_scale.unit
+        assert answer.time_scale.unit < 1e-9 * priced.step_s.max()
+
+
+def test_a_plan_over_the_cap_by_less_than_the_rounding_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With units so coarse that all plans seem to fit, the answer is still the enumerator's."""
+    monkeypatch.setattr("mosaic_opt.backends.cpsat.search.MEMORY_BITS", 1)
+    problem = tiny_problem(memory_fraction=0.02)
+    for index in range(4):
+        truth = problem.solve_candidate(index)
+        assert truth.counts.over_memory
+        assert repr(LayoutModel(problem).solve(index, CpSat(), None)) == repr(truth)
+
+
+def test_better_layouts_are_streamed() -> None:
+    seen: list[Progress] = []
+    problem = tiny_problem()
+    report = CpSat().search(problem, Limits(), progress=seen.append)
+    assert len(seen) > len(problem.architectures)
+    assert seen[-1].incumbent == report.incumbent
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 0}, "workers=0 must be at least 1"),
+        ({"seed": -1}, "seed=-1 must be from 0"),
+        ({"seed": 2**31}, "must be from 0"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(MosaicError, match=said):
+        CpSat(**options)
