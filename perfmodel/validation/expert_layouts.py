@@ -51,6 +51,9 @@ AIM = 0.7
 SAME = 1.0 - 1e-9
 """Times nearer than this are the same."""
 
+ROOM = 0.92
+"""Share of a device's memory that a plan may take, as an envelope has it by default [-]."""
+
 FULL = 0.95
 """Share of the memory above which a plan is said to fill a device [-]."""
 
@@ -180,7 +183,7 @@ def _lost(expert: StepModel, best: StepModel) -> str:
     return " ".join(f"{n} {100.0 * d / best.step_s:+.0f}%" for d, n in parts if d > 0.0)
 
 
-def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
+def score_case(case: ExpertCase, room: float = ROOM) -> ExpertScore:
     """Compare one expert's layout with the best of the space.
 
     Parameters
@@ -261,7 +264,7 @@ def score_case(case: ExpertCase, room: float = 1.0) -> ExpertScore:
 
 
 def score_cases(
-    cases: Sequence[ExpertCase], progress: Progress | None = None, room: float = 1.0
+    cases: Sequence[ExpertCase], progress: Progress | None = None, room: float = ROOM
 ) -> tuple[ExpertScore, ...]:
     """Compare every case; ``progress`` is told what is done after each."""
     scores = []
@@ -353,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cases whose model or device has this text")
     parser.add_argument("--tag", help="rows of this tag of the recipes alone")
     parser.add_argument(
-        "--room", type=float, default=1.0, help="share of a device's memory that a plan may take"
+        "--room", type=float, default=ROOM, help="share of a device's memory that a plan may take"
     )
     o = parser.parse_args(arguments)
 
