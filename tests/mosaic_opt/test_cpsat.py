@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from itertools import product
 from typing import Any
 
@@ -289,3 +290,14 @@ def test_better_layouts_are_streamed() -> None:
 def test_impossible_options_are_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(MosaicError, match=said):
         CpSat(**options)
+
+
+def test_an_interrupt_behind_a_search_is_an_exception() -> None:
+    """CP-SAT takes the handler of SIGINT and leaves none: the next Ctrl-C would end the process."""
+    model = cp_model.CpModel()
+    x = model.new_int_var(0, 3, "x")
+    model.maximize(x)
+    found = run(model, {"x": x}, workers=1, seed=0)
+    assert found.values == {"x": 3}
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mosaic_opt.errors import MosaicError
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpModel, IntVar
+    from ortools.sat.python.cp_model import (
+        CpModel,
+        CpSolver,
+        CpSolverSolutionCallback,
+        IntVar,
+    )
 
 __all__ = ["Ran", "run"]
 
@@ -22,6 +29,22 @@ class Ran(NamedTuple):
     values: dict[str, int] | None  # of the incumbent
     bound: int  # no solution has a lower objective; meaningless if infeasible
     proved: bool  # optimal, or infeasible where there are no values
+
+
+def _solve(solver: CpSolver, model: CpModel, told: CpSolverSolutionCallback) -> Any:
+    """Solve, and leave the handler of Ctrl-C as it was: CP-SAT leaves none, and the next one kills.
+
+    Outside of the main thread no handler can be set, so the solver takes none there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        solver.parameters.catch_sigint_signal = False
+        return solver.solve(model, told)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        return solver.solve(model, told)
+    finally:
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
 
 
 def run(
@@ -73,7 +96,7 @@ def run(
         solver.parameters.max_deterministic_time = effort
     if not linear:
         solver.parameters.linearization_level = 0
-    status = solver.solve(model, Told())
+    status = _solve(solver, model, Told())
     if raised:
         raise raised[0]
     if status == cp_model.MODEL_INVALID:
