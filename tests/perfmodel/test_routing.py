@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.calibration.packs import load_pack
+from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Batch
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import explain
@@ -197,12 +198,19 @@ def test_the_fullest_rank_sets_experts_and_dispatch(load: float) -> None:
         assert found.dense_forward == plain.dense_forward
 
 
+def calm() -> StackProfile:
+    """The stack without the wait for the slowest rank, which a busier device makes shorter."""
+    fitted = profile()
+    still = fitted.constants["jitter_s"].model_copy(update={"value": 0.0, "low": 0.0})
+    return fitted.model_copy(update={"constants": {**fitted.constants, "jitter_s": still}})
+
+
 @given(runs(sparse=True), st.sampled_from((1.25, 4.0)))
 def test_an_uneven_routing_never_makes_a_faster_step(run: Run, imbalance: float) -> None:
     uneven = run._replace(
         batch=run.batch.model_copy(update={"routing": Routing(imbalance=imbalance)})
     )
-    before, after = run.model.step_s, uneven.model.step_s
+    before, after = run.under(calm()).step_s, uneven.under(calm()).step_s
     assert after >= before * (1 - 1e-12)
     if run.plan.ep == 1:
         assert after == before
