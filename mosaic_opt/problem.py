@@ -25,7 +25,7 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.layout_search import nearest_to_legal
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, legal_mask
-from perfmodel.step import StepEstimate, StepModel, estimate
+from perfmodel.step import StepEstimate, estimate
 
 
 class Tokens(NamedTuple):
@@ -169,18 +169,13 @@ class Problem:
             mfu_convention=envelope.mfu_convention,
         )
 
-    def step_model(self, index: int, plan: Plan) -> StepModel:
-        """Return the scalar model of one candidate and layout."""
-        envelope = self.envelope
-        return StepModel(
-            self.architectures[index], plan, envelope.cluster, envelope.batch, self.profile
-        )
-
     def tokens(self, index: int, step_s: float) -> Tokens:
         """Return the token budget of a candidate whose step takes ``step_s`` [s]."""
         envelope, rule = self.envelope, self.envelope.tokens
         goodput = envelope.goodput_of(self.architectures[index]).value or 0.0
         available = envelope.window_s * goodput * envelope.batch.tokens / step_s
+        if not available > 0.0:  # failures leave nothing of the window
+            return Tokens(float("nan"), available, "window")
         n_active = float(self.n_active(index))
         budget, binding = available, "window"
         if rule.max_tokens is not None and rule.max_tokens < budget:
@@ -213,17 +208,20 @@ class Problem:
         """G of a candidate; 1 for a dense model, which has no split [-]."""
         return self.architectures[index].expert_split or 1.0
 
+    def peak_step_s(self, index: int) -> float:
+        """Return a step time that no layout beats: every device at its peak [s].
+
+        The peak is that of the batch's precision, and of bf16 where that is greater.
+        """
+        batch, cluster = self.envelope.batch, self.envelope.cluster
+        ratio = max(1.0, cluster.pack.device.peak_ratio(batch.precision))
+        peak = cluster.n_devices * cluster.peak_flops * ratio
+        return float(self.architectures[index].flops_per_token()) * batch.tokens / peak
+
     def optimistic_loss(self, index: int) -> float:
         """Return a lower bound of a candidate's loss: every device at its peak [nats/token]."""
-        envelope = self.envelope
-        flops = self.architectures[index].flops_per_token()
-        step_s = (
-            flops
-            * envelope.batch.tokens
-            / (envelope.cluster.n_devices * envelope.cluster.peak_flops)
-        )
-        budget = self.tokens(index, step_s)
-        return float("inf") if np.isnan(budget.tokens) else self.loss(index, budget.tokens)
+        tokens = self.tokens(index, self.peak_step_s(index)).tokens
+        return float("inf") if np.isnan(tokens) else self.loss(index, tokens)
 
     def priced(self, index: int) -> Priced:
         """Price every layout that is legal for a candidate."""
@@ -289,8 +287,7 @@ class Problem:
 
     def least_steps(self, index: int, caps_bytes: tuple[float, ...]) -> NDArray[np.float64]:
         """Return a candidate's shortest step under each memory cap [s]; inf where none fits."""
-        rows = self.legal_rows(index)
-        step_s, memory = self.price(index, rows)
+        rows, step_s, memory = self.priced(index)
         allowed = np.where(self._refused[rows], np.inf, step_s)
         return np.array(
             [np.min(allowed[memory <= cap], initial=np.inf) for cap in caps_bytes], dtype=np.float64

@@ -124,16 +124,8 @@ def terms_of(law: ScalingLaw) -> Terms:
 
 
 def peak_steps(problem: Problem) -> Array:
-    """Return step times that no layout beats: every device at its peak [s], shape (candidates,).
-
-    The peak is that of the batch's precision, so the bound holds for low precisions too.
-    """
-    envelope = problem.envelope
-    cluster = envelope.cluster
-    ratio = max(1.0, cluster.pack.device.peak_ratio(envelope.batch.precision))
-    peak = cluster.n_devices * cluster.peak_flops * ratio
-    flop = np.array([float(a.flops_per_token()) for a in problem.architectures])
-    return flop * envelope.batch.tokens / peak
+    """Return every candidate's :meth:`Problem.peak_step_s`, shape (candidates,)."""
+    return np.array([problem.peak_step_s(i) for i in range(len(problem.architectures))])
 
 
 def steps_of_mfu(problem: Problem, mfu: Array) -> Array:
@@ -142,7 +134,7 @@ def steps_of_mfu(problem: Problem, mfu: Array) -> Array:
     Raises
     ------
     MosaicError
-        Another number of values than candidates, or one that is below 0 or not a number.
+        Another number of values than candidates, or one that is below 0 or not finite.
     """
     values = np.asarray(mfu, dtype=np.float64)
     n = len(problem.architectures)
@@ -151,9 +143,12 @@ def steps_of_mfu(problem: Problem, mfu: Array) -> Array:
             f"mfu has the shape {values.shape}, and must have one value for each of "
             f"the {n} candidates."
         )
-    if not np.all(values >= 0.0):
-        wrong = values[~(values >= 0.0)][0]
-        raise MosaicError(f"mfu={wrong:g} must be at least 0; 0 says that there is no layout.")
+    fine = (values >= 0.0) & np.isfinite(values)
+    if not fine.all():
+        raise MosaicError(
+            f"mfu={values[~fine][0]:g} must be at least 0 and finite; 0 says that there is no "
+            "layout."
+        )
     envelope = problem.envelope
     peak = envelope.cluster.n_devices * envelope.cluster.peak_flops
     active = np.array([float(problem.n_active(i)) for i in range(n)])

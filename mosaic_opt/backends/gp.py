@@ -28,6 +28,7 @@ from mosaic_opt.backends.base import (
     ProgressCallback,
     Report,
     Termination,
+    dual_bound,
 )
 from mosaic_opt.envelope import Envelope
 from mosaic_opt.errors import MosaicError
@@ -169,7 +170,7 @@ class GeometricProgram(Backend):
         if found is not None and found.status is RelaxationStatus.INFEASIBLE:
             bound = inf
         else:
-            bound = min((problem.loss(i, t) for i, t in _peak_tokens(problem)), default=inf)
+            bound = dual_bound(problem, None, everything)
             if found is not None and found.lower_bound is not None:
                 bound = max(bound, found.lower_bound)
         return Report(
@@ -501,14 +502,6 @@ def _run(program: Literal["monomial", "hull"], answer: _Answer, bound: float) ->
         value=answer.value if isfinite(answer.value) else None,
         bound=bound if isfinite(bound) else None,
     )
-
-
-def _peak_tokens(problem: Problem) -> Generator[tuple[int, float], None, None]:
-    """Yield the candidates that have tokens with every device at its peak, and those tokens."""
-    for i, step_s in enumerate(peak_steps(problem)):
-        tokens = problem.tokens(i, float(step_s)).tokens
-        if tokens > 0.0 and isfinite(tokens):
-            yield i, tokens
 
 
 def _least_steps(problem: Problem, workers: int) -> Generator[Array, None, None]:

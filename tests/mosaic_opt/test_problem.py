@@ -134,6 +134,24 @@ def test_optimistic_loss_is_a_bound(spec: dict[str, Any]) -> None:
             assert problem.optimistic_loss(index) <= outcome.loss
 
 
+@pytest.mark.parametrize(("precision", "ratio"), [("fp8", 2.0), ("nvfp4", 4.0)])
+def test_optimistic_loss_rests_on_the_peak_of_the_precision(precision: str, ratio: float) -> None:
+    batch = {"global_batch": 32, "seq_len": 1024}
+    low, bf16 = tiny_problem(batch=batch | {"precision": precision}), tiny_problem(batch=batch)
+    for index in range(len(bf16.architectures)):
+        assert bf16.peak_step_s(index) == pytest.approx(ratio * low.peak_step_s(index), rel=0.1)
+        tokens = low.tokens(index, low.peak_step_s(index)).tokens
+        assert low.optimistic_loss(index) == low.loss(index, tokens) < bf16.optimistic_loss(index)
+
+
+def test_a_candidate_whose_failures_leave_nothing_of_the_window_has_no_tokens() -> None:
+    facts = {"mtbf_node_hours": 1e-7, "storage_bytes_per_s": 5e7, "restart_s": 600.0}
+    outcome = only(goodput=facts)
+    assert outcome.reason == "tokens"
+    assert "next to no tokens" in outcome.detail
+    assert math.isnan(outcome.tokens)
+
+
 @given(small_envelopes(), st.floats(1e-3, 1e3), st.floats(1.0, 10.0))
 def test_tokens_fall_as_the_step_grows(spec: dict[str, Any], step_s: float, k: float) -> None:
     problem = Problem(parse_envelope(spec))

@@ -266,6 +266,8 @@ def test_a_better_bound_of_mfu_can_be_plugged_in() -> None:
     assert crude.split is None
     with pytest.raises(MosaicError, match=r"mfu=-0\.1 must be at least 0"):
         backend.relax(problem, mfu=np.full(len(mfu), -0.1))
+    with pytest.raises(MosaicError, match=r"mfu=inf must be at least 0 and finite"):
+        backend.relax(problem, mfu=np.full(len(mfu), np.inf))
     with pytest.raises(MosaicError, match="one value for each of the 16 candidates"):
         backend.relax(problem, mfu=mfu[:3])
 
