@@ -8,9 +8,6 @@ the step times of the near-ties, so that only the columns of the space grow with
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +25,7 @@ from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.rules import violations
 from perfmodel.stack import Stack
 from perfmodel.step import DEFAULT_STACK, StepModel, estimate
+from perfmodel.threads import in_order
 from perfmodel.uncertainty import (
     draw_stacks,
     residual_error,
@@ -263,7 +261,9 @@ def _price_all(
 ) -> _Found:
     """Price the rows in blocks, and keep what the answer needs of each."""
     best, leanest, front, close_s, fit = NO_ROWS, NO_ROWS, NO_ROWS, np.empty(0), 0
-    for block in _blocks(case, table, rows, workers):
+    stack = case.profile.stack()
+    parts = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
+    for block in in_order(lambda part: case.price(table, part, stack), parts, workers):
         fitting = block.take(block.memory <= cap)
         fit += len(fitting.rows)
         best = best.joined(fitting).shortest(top)
@@ -272,24 +272,6 @@ def _price_all(
         close_s = np.concatenate([close_s, fitting.step_s])
         close_s = close_s[close_s <= (1.0 + tolerance) * close_s.min(initial=np.inf)]
     return _Found(best, leanest, front, close_s, fit)
-
-
-def _blocks(
-    case: _Case, table: PlanTable, rows: NDArray[np.int64], workers: int
-) -> Iterator[PricedRows]:
-    """Price blocks on a pool of threads, a few ahead of what was taken; in order."""
-    stack = case.profile.stack()
-    waiting: deque[Future[PricedRows]] = deque()
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="layouts")
-    try:
-        for start in range(0, len(rows), BLOCK):
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(case.price, table, rows[start : start + BLOCK], stack))
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 # ---------------------------------------------------------------- why there is no answer

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -24,8 +22,7 @@ from mosaic_opt.backends.base import (
 )
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Outcome, Problem
-
-_IN_FLIGHT_PER_WORKER = 4
+from perfmodel.threads import in_order
 
 
 @final
@@ -63,7 +60,7 @@ class Enumerate(Backend):
         outcomes: dict[int, Outcome] = {}
         termination = Termination.EXHAUSTED
         deadline = None if limits.time_s is None else time.monotonic() + limits.time_s
-        results = _completed(problem, self.workers or os.cpu_count() or 1)
+        results = in_order(problem.solve_candidate, range(n), self.workers or os.cpu_count() or 1)
         best: Outcome | None = None
         try:
             for outcome in results:
@@ -94,19 +91,3 @@ class Enumerate(Backend):
             unexamined=unexamined,
             discarded_pairs=0,
         )
-
-
-def _completed(problem: Problem, workers: int) -> Generator[Outcome, None, None]:
-    """Solve every candidate on a pool of threads, a few ahead of what was taken; in order."""
-    n = len(problem.architectures)
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")
-    waiting: list[Future[Outcome]] = []
-    submitted = 0
-    try:
-        while submitted < n or waiting:
-            while submitted < n and len(waiting) < workers * _IN_FLIGHT_PER_WORKER:
-                waiting.append(pool.submit(problem.solve_candidate, submitted))
-                submitted += 1
-            yield waiting.pop(0).result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

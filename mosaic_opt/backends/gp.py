@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from math import exp, inf, isfinite, log
 from typing import Any, ClassVar, Literal, NamedTuple, final
@@ -61,8 +60,7 @@ from mosaic_opt.relaxation_result import (
     UsefulShare,
 )
 from mosaic_opt.sensitivity import GB, elasticities
-
-_IN_FLIGHT_PER_WORKER = 4
+from perfmodel.threads import in_order
 
 # What a solver leaves open, the checked bound loses.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -238,7 +236,9 @@ class GeometricProgram(Backend):
             return _Steps(now, more, less, 0, Termination.EXHAUSTED)
         deadline = inf if limits.time_s is None else time.monotonic() + limits.time_s
         done, termination = 0, Termination.EXHAUSTED
-        results = _least_steps(problem, self.workers or os.cpu_count() or 1)
+        cap = problem.envelope.memory_cap_bytes
+        least = partial(problem.least_steps, caps_bytes=(cap, cap + GB, cap - GB))
+        results = in_order(least, range(n), self.workers or os.cpu_count() or 1)
         try:
             for i, (at, above, below) in enumerate(results):
                 now[i], more[i], less[i] = at, above, below
@@ -502,24 +502,6 @@ def _run(program: Literal["monomial", "hull"], answer: _Answer, bound: float) ->
         value=answer.value if isfinite(answer.value) else None,
         bound=bound if isfinite(bound) else None,
     )
-
-
-def _least_steps(problem: Problem, workers: int) -> Generator[Array, None, None]:
-    """Yield each candidate's best steps at the memory cap, a GB above and a GB below, in order."""
-    cap = problem.envelope.memory_cap_bytes
-    caps = (cap, cap + GB, cap - GB)
-    n = len(problem.architectures)
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")
-    waiting: list[Future[Array]] = []
-    submitted = 0
-    try:
-        while submitted < n or waiting:
-            while submitted < n and len(waiting) < workers * _IN_FLIGHT_PER_WORKER:
-                waiting.append(pool.submit(problem.least_steps, submitted, caps))
-                submitted += 1
-            yield waiting.pop(0).result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _compute_pieces(problem: Problem, program: Program) -> list[tuple[Array, float]]:
