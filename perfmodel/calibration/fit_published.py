@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,7 @@ from perfmodel.calibration.stacks import (
 )
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
+from perfmodel.exchange import SynchronisationTime
 from perfmodel.iteration import step_total
 from perfmodel.ranges import parts_of, stack_variables
 from perfmodel.sources import Source
@@ -64,13 +65,17 @@ class TimedRun:
     run: PublishedRun
     model: StepModel
     switches: tuple[str, ...]
+    synchronisation: SynchronisationTime  # no fitted constant enters it but the host time of a step
 
     @classmethod
     def of(cls, run: PublishedRun, spec: StackSpec) -> TimedRun:
         """Price the layers of a run once."""
         base = load_stack(DEFAULT_STACK)  # its constants are replaced
         model = StepModel(run.architecture, run.plan, run.cluster, run.batch, base)
-        return cls(run, model, spec.switches_of(run))
+        switches = spec.switches_of(run)
+        start = {key: START[key.rpartition(".")[2]] for key in spec.keys}
+        stack = stack_of(spec, start, switches)
+        return cls(run, model, switches, model.synchronisation_under(stack))
 
     @property
     def measured_s(self) -> float:
@@ -81,18 +86,8 @@ class TimedRun:
     def predicted_s(self, stack: Stack) -> float:
         """Return the predicted time of a step [s]."""
         pipeline = self.model.pipeline_under(stack)
-        sync = self._synchronisation._replace(step_host=stack.step_host_s)
-        if stack.gradient_bytes != self._base.gradient_bytes:
-            sync = self.model.synchronisation_under(stack)
+        sync = self.synchronisation._replace(step_host=stack.step_host_s)
         return float(step_total(stack, pipeline, sync, float(self.model.n_microbatches)))
-
-    @cached_property
-    def _base(self) -> Stack:
-        return self.model.profile.stack()
-
-    @cached_property
-    def _synchronisation(self):  # type: ignore[no-untyped-def]
-        return self.model.synchronisation_under(self._base)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def fitted_rows(name: str) -> list[TimedRun]:
 def timed(run: TimedRun, step_s: float) -> TimedRun:
     """Return a run with another measured time."""
     update = {"step_time_s": step_s}
-    return TimedRun(run.run.model_copy(update=update), run.model, run.switches)
+    return replace(run, run=run.run.model_copy(update=update))
 
 
 # ---------------------------------------------------------------- who fits what
