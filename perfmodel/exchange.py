@@ -27,6 +27,7 @@ from perfmodel.memory import (
 from perfmodel.mesh import (
     PlanDims,
     StageContent,
+    replicas,
     stage_content,
     state_shards,
 )
@@ -58,8 +59,7 @@ def sharding_time(
     layers = c.layers + c.prediction
     dense = dense_parameters(a, p, c) / layers
     expert = expert_parameters(a, p, c) / layers
-    ranks = p.dp * p.cp / p.instances
-    edp = p.tp * p.dp * p.cp / (p.etp * p.ep * p.instances)
+    ranks, edp = state_shards(p)
     rs, ag = fabric.reduce_scatter, fabric.all_gather
     time = ring_time(rs, fabric, ranks, p.tp, stack.gradient_bytes * dense)
     time += ring_time(rs, fabric, edp, p.etp * p.ep, stack.gradient_bytes * expert)
@@ -96,8 +96,7 @@ def exchange_of_parameters(hw: Hardware, stack: Stack, p: PlanDims, w: StagePara
     ZeRO-0 reduces gradients; ZeRO-1 scatters them and gathers weights; ZeRO-2 gathers weights;
     ZeRO-3 does neither here. The optimizer's instances reduce among them besides.
     """
-    ranks = p.dp * p.cp
-    edp = p.tp * ranks / (p.etp * p.ep)
+    ranks, edp = replicas(p)
     return group_exchange_time(hw, stack, p, ranks, p.tp, w.dense) + group_exchange_time(
         hw, stack, p, edp, p.etp * p.ep, w.expert
     )
@@ -160,8 +159,8 @@ def update_of_parameters(
     weights come back over the host's link and the state is updated at the rate of the host's
     memory, one after the other. Matrix iterations stay on the device.
     """
-    replicas, edp = state_shards(p)
-    sharded = w.dense / replicas + w.expert / edp
+    ranks, edp = state_shards(p)
+    sharded = w.dense / ranks + w.expert / edp
     traffic = (1.0 - p.offload) * optimizer.traffic_bytes * sharded
     traffic += hw.cast.weight_bytes * (w.dense + w.expert)  # quantised once a step, on every rank
     time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
@@ -170,19 +169,18 @@ def update_of_parameters(
         moved += optimizer.traffic_bytes / hw.host.memory_bw
         time += p.offload * sharded * moved
     if optimizer.matrix_iterations > 0.0:
-        flop = (c.dense + c.moe) * attention_iteration_flop(a) / replicas
+        flop = (c.dense + c.moe) * attention_iteration_flop(a) / ranks
         if c.prediction > 0.0:
             joined = newton_schulz_flop(a.d_model, 2.0 * a.d_model)
-            flop += c.prediction * joined / replicas
+            flop += c.prediction * joined / ranks
         if c.dense > 0.0:
-            flop += c.dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / (replicas)
+            flop += c.dense * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_ff) / ranks
         if a.n_experts > 0.0:
             one = a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_expert)
             flop += c.moe * a.n_experts / p.ep * one / edp
             if a.d_shared > 0.0:
-                flop += (
-                    c.moe * a.ffn_matrices * newton_schulz_flop(a.d_model, a.d_shared) / replicas
-                )
+                shared = newton_schulz_flop(a.d_model, a.d_shared)
+                flop += c.moe * a.ffn_matrices * shared / ranks
         flop *= optimizer.matrix_iterations
         time += flop / (hw.device.peak_flops * stack.optimizer_matmul_eff)
     return time

@@ -101,27 +101,6 @@ def rank_wait(stack: Stack, p: PlanDims) -> float:
     return stack.jitter_s * log2(p.pp) * log2(p.ep)
 
 
-@formula
-def stage_time(
-    t: ModeTotals,
-    stack: Stack,
-    p: PlanDims,
-    n_moe: float,
-    n_dense: float,
-    head: float,
-    sharding: float,
-    hand_off: float,
-) -> StageTime:
-    """Time of one microbatch on a stage of the given layers, and a head on the last stage [s].
-
-    ``sharding`` is the time to exchange sharded weights and gradients and ``hand_off`` that of
-    all hand-offs, before any overlap.
-    """
-    wait = rank_wait(stack, p)
-    s = StageSetting(n_moe, n_dense, 0.0, 0.0, wait, sharding, hand_off)
-    return time_in_setting(stack, t, s, head)
-
-
 @inner_formula
 def time_in_setting(stack: Stack, t: ModeTotals, s: StageSetting, head: float) -> StageTime:
     """Time of one microbatch on a stage whose head takes ``head`` seconds [s]."""
@@ -258,6 +237,12 @@ def fill_chunks(
         seconds[last] -= seconds[i]
 
 
+@inner_formula
+def pipeline_depth_cost(stack: Stack, devices_per_node: float, pp: float) -> float:
+    """Extra cost of a pipeline over more than one node, relative to its makespan [-]."""
+    return stack.pipeline_node_cost * (ceil(pp / devices_per_node) - 1.0)
+
+
 @formula
 def pipeline_of_chunks(
     stack: Stack,
@@ -274,11 +259,11 @@ def pipeline_of_chunks(
     tau = seconds.sum(axis=0)
     steady = n_microbatches * tau.max()
     makespan = makespan_of_chunks(seconds, n_microbatches, forward_share)
-    nodes = ceil(len(tau) / devices_per_node)
+    depth = pipeline_depth_cost(stack, devices_per_node, float(len(tau)))
     return PipelineTime(
         steady=steady,
         bubble=makespan - steady,
-        pipeline_depth=stack.pipeline_node_cost * (nodes - 1.0) * makespan,
+        pipeline_depth=depth * makespan,
     )
 
 
@@ -303,12 +288,6 @@ def uneven_pipeline_time(
         fill_chunks(a, hw, stack, p, t, seq_len, c, layers, seconds[:, r])
     node = hw.fabric.devices_per_node
     return pipeline_of_chunks(stack, node, seconds, n_microbatches, t.forward_share)
-
-
-@inner_formula
-def pipeline_depth_cost(hw: Hardware, stack: Stack, pp: float) -> float:
-    """Extra cost of a pipeline over more than one node, relative to its makespan [-]."""
-    return stack.pipeline_node_cost * (ceil(pp / hw.fabric.devices_per_node) - 1.0)
 
 
 @inner_formula
@@ -342,7 +321,7 @@ def pipeline_setting(
     elif p.pp > 1.0 and p.vpp > 1.0 and a.first_k_dense > 0.0:  # the last stage without its head
         has_mid = 1.0
         mid = stage_setting(a, hw, stack, p, wait, hand_off, plain_content(a, p, 1.0))
-    depth = pipeline_depth_cost(hw, stack, p.pp)
+    depth = pipeline_depth_cost(stack, hw.fabric.devices_per_node, p.pp)
     return PipelineSetting(first, mid, other, last, has_mid, has_other, depth)
 
 
@@ -405,7 +384,7 @@ def pipeline_time(
         while stage < p.pp - 2.0:
             stage += 1.0
             mid = max(mid, plain_stage_time(a, hw, stack, p, t, seq_len, stage))
-        depth = pipeline_depth_cost(hw, stack, p.pp)
+        depth = pipeline_depth_cost(stack, hw.fabric.devices_per_node, p.pp)
         return pipeline_of_times(first, mid, last, depth, p, t, n_microbatches)
     setting = pipeline_setting(a, hw, stack, p, seq_len, end_stages(a, p))
     return pipeline_of_setting(stack, setting, p, t, n_microbatches)

@@ -37,12 +37,19 @@ def sequence_shards(p: PlanDims) -> float:
 
 
 @inner_formula
+def replicas(p: PlanDims) -> tuple[float, float]:
+    """Ranks that hold the same parameters before sharding: dense ones, those of experts [-]."""
+    ranks = p.dp * p.cp
+    return ranks, p.tp * ranks / (p.etp * p.ep)
+
+
+@inner_formula
 def state_shards(p: PlanDims) -> tuple[float, float]:
     """Ranks that the optimizer's state is sharded over: of dense parameters, of experts [-]."""
     if p.zero < 1.0:
         return 1.0, 1.0
-    replicas = p.dp * p.cp / p.instances
-    return replicas, p.tp * replicas / (p.etp * p.ep)
+    ranks, edp = replicas(p)
+    return ranks / p.instances, edp / p.instances
 
 
 class StageLayers(NamedTuple):

@@ -10,7 +10,7 @@ from perfmodel.collectives import ranks_per_node
 from perfmodel.kernels import BF16_BYTES, FP32_BYTES
 from perfmodel.layer import rows_per_expert
 from perfmodel.memory import dense_parameters, expert_parameters
-from perfmodel.mesh import sequence_shards
+from perfmodel.mesh import replicas, sequence_shards
 from perfmodel.precision import Precision
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _groups(model: StepModel) -> Queries:
     last = model.contents[-1]
     dense = dense_parameters(a, p, last)
     expert = expert_parameters(a, p, last)
-    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    ranks, edp = replicas(p)
     asked: Queries = []
     if a.n_experts > 0.0 and p.ep > 1.0:
         volume = local * a.top_k * hidden
@@ -106,7 +106,7 @@ def _groups(model: StepModel) -> Queries:
         asked.append(("all_gather", {"size": p.etp, "stride": 1.0, "volume": volume}))
     rings = [
         (p.tp, 1.0, local * sequence_shards(p) * hidden, local * sequence_shards(p) * hidden),
-        (p.dp * p.cp, p.tp, FP32_BYTES * dense, BF16_BYTES * dense),
+        (ranks, p.tp, FP32_BYTES * dense, BF16_BYTES * dense),
         (edp, p.etp * p.ep, FP32_BYTES * expert, BF16_BYTES * expert),
     ]
     for size, stride, scattered, gathered in rings:
@@ -189,10 +189,10 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
 def partial_nodes(model: StepModel) -> tuple[str, ...]:
     """Return a sentence for each ring with some of the devices of its nodes: none was measured."""
     p, node = model.dims, model.cluster.constants.fabric.devices_per_node
-    edp = p.tp * p.cp * p.dp / (p.etp * p.ep)
+    ranks, edp = replicas(p)
     groups = {
         "tensor-parallel": (p.tp, 1.0),
-        "data-parallel": (p.dp * p.cp, p.tp),
+        "data-parallel": (ranks, p.tp),
         "expert-data-parallel": (edp if model.architecture.n_experts else 1.0, p.etp * p.ep),
     }
     said = []

@@ -202,11 +202,6 @@ class StepModel:
         stack, n = self.profile.stack(), float(self.n_microbatches)
         return float(step_total(stack, self.pipeline, self.synchronisation, n))
 
-    def step_under(self, stack: Stack) -> float:
-        """Return the time of the step under other constants of the stack [s]."""
-        pipeline, sync = self.pipeline_under(stack), self.synchronisation_under(stack)
-        return float(step_total(stack, pipeline, sync, float(self.n_microbatches)))
-
     def time_of(self, index: int) -> StageTime:
         """One microbatch on a stage [s]."""
         stack, a, p = self.profile.stack(), self.architecture.dims, self.dims

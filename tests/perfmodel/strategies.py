@@ -19,6 +19,7 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster, Optimizer
 from perfmodel.collectives import AllToAllSurface, Fabric, RingSurface
 from perfmodel.hardware import Hardware, Host
+from perfmodel.iteration import StageSetting, StageTime, rank_wait, time_in_setting
 from perfmodel.kernels import (
     AttentionSurface,
     DeviceRates,
@@ -29,6 +30,7 @@ from perfmodel.kernels import (
     TopKSurface,
 )
 from perfmodel.mesh import PlanDims
+from perfmodel.modes import ModeTotals
 from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask, plan_dims
 from perfmodel.stack import Stack
 from perfmodel.step import StepModel
@@ -231,6 +233,22 @@ def runs(draw: st.DrawFn, *, sparse: bool | None = None) -> Run:
     rows = legal_rows(architecture, table)
     row = rows[draw(st.integers(0, len(rows) - 1))]
     return Run(architecture, table.plan(int(row)), cluster(nodes), batch)
+
+
+def stage_time(
+    t: ModeTotals,
+    stack: Stack,
+    p: PlanDims,
+    n_moe: float,
+    n_dense: float,
+    head: float,
+    sharding: float,
+    hand_off: float,
+) -> StageTime:
+    """One microbatch on a stage of the given layers; `sharding`, `hand_off` before overlap [s]."""
+    wait = rank_wait(stack, p)
+    setting = StageSetting(n_moe, n_dense, 0.0, 0.0, wait, sharding, hand_off)
+    return time_in_setting(stack, t, setting, head)
 
 
 def dims(**degrees: float) -> PlanDims:

@@ -19,7 +19,7 @@ from perfmodel.exchange import (
     optimizer_time,
     synchronisation_time,
 )
-from perfmodel.iteration import pipeline_time, stage_time, step_total, time_of_stage
+from perfmodel.iteration import pipeline_time, step_total, time_of_stage
 from perfmodel.layer import OperatorTimes, layer_cost
 from perfmodel.modes import ModeTotals, mode_totals, with_replay
 from perfmodel.replay import replay_of
@@ -38,6 +38,7 @@ from .strategies import (
     prediction_tensors,
     profiles,
     runs,
+    stage_time,
     tensors,
 )
 

@@ -16,7 +16,7 @@ from perfmodel.collectives import (
 )
 from perfmodel.exchange import SynchronisationTime
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import PipelineTime, exposed_exchange, stage_time, step_total
+from perfmodel.iteration import PipelineTime, exposed_exchange, step_total
 from perfmodel.layer import LayerCost, OperatorTimes, layer_cost
 from perfmodel.modes import ModeTotals, layer_times, mode_totals
 from perfmodel.replay import replay_of
@@ -30,7 +30,7 @@ from .option_strategies import (
     stack_changes,
     stack_with,
 )
-from .strategies import Run, dims, ideal_hardware, ideal_stack, latent, moe
+from .strategies import Run, dims, ideal_hardware, ideal_stack, latent, moe, stage_time
 
 SEQ = 2048.0
 shares = st.floats(0.0, 1.0)
