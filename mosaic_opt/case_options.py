@@ -1,4 +1,4 @@
-"""The options that `mosaic step`, `check` and `plan` share, and what they are read into."""
+"""The options that commands share, and what they are read into."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from mosaic_opt.envelope import Envelope
     from perfmodel.architecture import Architecture, MfuConvention
     from perfmodel.cluster import Batch, Cluster
     from perfmodel.plan import Plan
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON too.")]
+EnvelopeFile = Annotated[Path | None, typer.Argument(help="YAML, TOML or JSON file.")]
+Example = Annotated[str | None, typer.Option(help="A shipped envelope, by name.")]
+Workers = Annotated[int | None, typer.Option(help="Threads; all cores unless given.")]
 Model = Annotated[
     str,
     typer.Option(
@@ -47,6 +51,22 @@ CapacityFactor = Annotated[
 ]
 Degrees = Annotated[str | None, typer.Option(metavar="N,N", help="Values to try, as in 1,2,4.")]
 Cap = Annotated[int | None, typer.Option(help="The largest value to try.")]
+
+
+def read_envelope(file: Path | None, name: str | None) -> Envelope:
+    """Read an envelope from a file, or a shipped one by name.
+
+    Raises
+    ------
+    MosaicError
+        Both are given or none, or it cannot be read; one sentence.
+    """
+    from mosaic_opt.envelope import example, load_envelope
+    from mosaic_opt.errors import MosaicError
+
+    if (file is None) == (name is None):
+        raise MosaicError("Give an envelope file or --example NAME, one of the two.")
+    return load_envelope(file) if file is not None else example(str(name))
 
 
 def read_case(

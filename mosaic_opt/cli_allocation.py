@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mosaic_opt.case_options import EnvelopeFile, Example, Json, Workers, read_envelope
+from mosaic_opt.console import EXIT_INFEASIBLE, Bar, check_target, emit, write
+from mosaic_opt.errors import MosaicError
+
 if TYPE_CHECKING:
     from mosaic_opt.allocation.inverse import Objective
-    from mosaic_opt.envelope import Envelope
 
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON too.")]
-File = Annotated[Path | None, typer.Argument(help="YAML, TOML or JSON file.")]
-Example = Annotated[str | None, typer.Option(help="A shipped envelope, by name.")]
 Nodes = Annotated[
     str | None, typer.Option(metavar="N,N", help="Node counts to try, as in 16,32,64.")
 ]
-Workers = Annotated[int | None, typer.Option(help="Threads; all cores unless given.")]
-
-
-def _read(envelope: Path | None, example: str | None) -> Envelope:
-    from mosaic_opt.envelope import example as shipped
-    from mosaic_opt.envelope import load_envelope
-    from mosaic_opt.errors import MosaicError
-
-    if (envelope is None) == (example is None):
-        raise MosaicError("Give an envelope file or --example NAME, one of the two.")
-    return load_envelope(envelope) if envelope is not None else shipped(str(example))
 
 
 def _counts(nodes: str) -> list[int]:
-    from mosaic_opt.errors import MosaicError
-
     try:
         return [int(text) for text in nodes.split(",")]
     except ValueError:
@@ -42,7 +28,6 @@ def _counts(nodes: str) -> list[int]:
 
 def _range(days: str | None) -> tuple[float, float]:
     from mosaic_opt.envelope import MAX_WINDOW_DAYS
-    from mosaic_opt.errors import MosaicError
 
     if days is None:
         return 0.0, MAX_WINDOW_DAYS
@@ -54,7 +39,7 @@ def _range(days: str | None) -> tuple[float, float]:
 
 
 def phases(
-    envelope: File = None,
+    envelope: EnvelopeFile = None,
     example: Example = None,
     nodes: Nodes = None,
     days: Annotated[
@@ -66,12 +51,11 @@ def phases(
     """Find the optimum of every training window at once."""
     from mosaic_opt.allocation.phases import phases as every_window
     from mosaic_opt.allocation.phases import phases_by_nodes
-    from mosaic_opt.cli import EXIT_INFEASIBLE, _Bar, _check_target, _emit
     from mosaic_opt.report_allocation import render_phases, render_phases_by_nodes
 
-    _check_target(json_to)
-    given, (low, high) = _read(envelope, example), _range(days)
-    with _Bar() as bar:
+    check_target(json_to)
+    given, (low, high) = read_envelope(envelope, example), _range(days)
+    with Bar() as bar:
         ask = {"days_from": low, "days_to": high}
         if nodes is None:
             one = every_window(given, **ask, workers=workers, progress=bar.update)
@@ -84,13 +68,13 @@ def phases(
     else:
         page, document = functools.partial(render_phases_by_nodes, many), many.model_dump_json
         answers = list(many.clusters)
-    _emit(page, lambda: document(indent=2), json_to)
+    emit(page, lambda: document(indent=2), json_to)
     if not any(answer.phases for answer in answers):
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
 def invert(
-    envelope: File = None,
+    envelope: EnvelopeFile = None,
     loss: Annotated[float, typer.Option(help="Target [nats/token].")] = float("nan"),
     least: Annotated[
         str, typer.Option(help="What to make least: days, gpu_hours, nodes, cost or energy.")
@@ -111,16 +95,14 @@ def invert(
 ) -> None:
     """Find what a target loss takes: days, GPU-hours, nodes, cost or energy."""
     from mosaic_opt.allocation.inverse import invert as inverse_of
-    from mosaic_opt.cli import EXIT_INFEASIBLE, _Bar, _check_target, _emit
-    from mosaic_opt.errors import MosaicError
     from mosaic_opt.report_allocation import render_inverse
 
-    _check_target(json_to)
+    check_target(json_to)
     if loss != loss:
         raise MosaicError("--loss is missing: give the target in nats/token, as in --loss 1.39.")
-    with _Bar() as bar:
+    with Bar() as bar:
         found = inverse_of(
-            _read(envelope, example),
+            read_envelope(envelope, example),
             loss,
             _objective(least),
             nodes=None if nodes is None else _counts(nodes),
@@ -130,7 +112,7 @@ def invert(
             workers=workers,
             progress=bar.update,
         )
-    _emit(lambda: render_inverse(found), lambda: found.model_dump_json(indent=2), json_to)
+    emit(lambda: render_inverse(found), lambda: found.model_dump_json(indent=2), json_to)
     if found.best is None:
         raise typer.Exit(EXIT_INFEASIBLE)
 
@@ -139,7 +121,6 @@ def _objective(text: str) -> Objective:
     from typing import get_args
 
     from mosaic_opt.allocation.inverse import Objective
-    from mosaic_opt.errors import MosaicError
 
     known: tuple[Objective, ...] = get_args(Objective)
     for name in known:
@@ -149,7 +130,7 @@ def _objective(text: str) -> Objective:
 
 
 def allocation_law(
-    envelope: File = None,
+    envelope: EnvelopeFile = None,
     example: Example = None,
     figure: Annotated[
         str | None, typer.Option(metavar="FILE.html", help="Draw the path; needs plotly.")
@@ -163,26 +144,16 @@ def allocation_law(
     """Derive the allocation law (Appendix D) at an optimum, beside the exact optima."""
     from mosaic_opt.allocation.figure import path_figure
     from mosaic_opt.allocation.regime import allocation_law as law_at
-    from mosaic_opt.cli import _Bar, _check_target, _emit
     from mosaic_opt.report_allocation import render_allocation_law
 
-    _check_target(json_to)
-    _check_target(figure)
-    with _Bar() as bar:
-        given = _read(envelope, example)
+    check_target(json_to)
+    check_target(figure)
+    with Bar() as bar:
+        given = read_envelope(envelope, example)
         found = law_at(given, bandwidth=bandwidth, workers=workers, progress=bar.update)
     if figure is not None:
-        _write(path_figure(found).to_html(include_plotlyjs="cdn"), figure)
-    _emit(lambda: render_allocation_law(found), lambda: found.model_dump_json(indent=2), json_to)
-
-
-def _write(text: str, target: str) -> None:
-    from mosaic_opt.errors import MosaicError
-
-    try:
-        Path(target).write_text(text, "utf-8")
-    except OSError as error:
-        raise MosaicError(f"{target} cannot be written: {error.strerror}.") from None
+        write(path_figure(found).to_html(include_plotlyjs="cdn"), figure)
+    emit(lambda: render_allocation_law(found), lambda: found.model_dump_json(indent=2), json_to)
 
 
 def register(app: typer.Typer) -> None:

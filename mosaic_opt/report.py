@@ -335,6 +335,18 @@ def render_violations(violations: Sequence[Violation]) -> RenderableType:
     return Group(*lines)
 
 
+def violations_json(violations: Sequence[Violation]) -> str:
+    """Return the JSON document of the rules that a plan breaks; none if it is legal."""
+    import json
+
+    document = {
+        "schema_version": 1,
+        "legal": not violations,
+        "violations": [v.model_dump(mode="json") for v in violations],
+    }
+    return json.dumps(document, indent=2)
+
+
 def render_scoreboard(board: Scoreboard) -> RenderableType:
     """Return the scoreboard."""
 

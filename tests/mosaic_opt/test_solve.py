@@ -550,7 +550,7 @@ def test_command_line_answers_after_an_interrupt() -> None:
         "def update(self, state):\n"
         "    if state.done == 30:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "cli._Bar.update = update\n"
+        "cli.Bar.update = update\n"
         "sys.argv = ['mosaic', 'solve', '--example', 'table3', '--json', '-']\n"
         "cli.main()\n"
     )
