@@ -9,10 +9,13 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
 from itertools import product
+from math import inf, nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 from pydantic import (
     BeforeValidator,
     Field,
@@ -126,6 +129,54 @@ class TokenRule(Frozen):
                 f"max_tokens_per_parameter={high:g}; nearest: {high:g}"
             )
         return self
+
+    def budget(
+        self, available: float | NDArray[np.float64], n_active: float | NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the tokens of candidates; NaN where a least ratio cannot be met.
+
+        Parameters
+        ----------
+        available : float or array
+            Tokens that the window delivers, D*.
+        n_active : float or array
+            Active parameters under the envelope's convention.
+        """
+        budget = np.minimum(available, inf if self.max_tokens is None else self.max_tokens)
+        if self.max_tokens_per_parameter is not None:
+            budget = np.minimum(budget, self.max_tokens_per_parameter * n_active)
+        if self.kind == "grid":
+            within, budget = budget, np.full(np.shape(budget), nan)
+            for ratio in self.tokens_per_parameter:
+                fits = ratio * n_active <= within
+                budget = np.where(fits, np.fmax(budget, ratio * n_active), budget)
+        least = self.min_tokens_per_parameter
+        if least is not None:
+            budget = np.where(budget < least * n_active, nan, budget)
+        return np.asarray(budget)
+
+    def binding(self, available: float, n_active: float) -> str:
+        """Name what sets a candidate's tokens, or the rule that leaves it none.
+
+        "window", "max_tokens", "max_tokens_per_parameter" or "grid"; where `budget` is NaN
+        "tokens_per_parameter" or "min_tokens_per_parameter".
+        """
+        caps = {
+            "window": available,
+            "max_tokens": inf if self.max_tokens is None else self.max_tokens,
+            "max_tokens_per_parameter": (self.max_tokens_per_parameter or inf) * n_active,
+        }
+        name = min(caps, key=lambda cap: caps[cap])  # the first of equals
+        budget = caps[name]
+        if self.kind == "grid":
+            fitting = [r * n_active for r in self.tokens_per_parameter if r * n_active <= budget]
+            if not fitting:
+                return "tokens_per_parameter"
+            name, budget = "grid", max(fitting)
+        least = self.min_tokens_per_parameter
+        if least is not None and budget < least * n_active:
+            return "min_tokens_per_parameter"
+        return name
 
     @property
     def least_tokens_per_parameter(self) -> float:

@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mosaic_opt.result import Candidate, Rejected, Solution
+    from mosaic_opt.result import Candidate, Rejected, Solution, Tally
     from perfmodel.rules import Violation
     from perfmodel.step import StepEstimate
     from perfmodel.validation.scoreboard import Scoreboard
@@ -204,11 +204,10 @@ def render_solution(solution: Solution) -> RenderableType:
     parts.append(
         Text(
             f"Searched {counts.architectures:,} architectures x {counts.layouts:,} layouts = "
-            f"{counts.plans:,} pairs: {counts.priced:,} priced (of which {counts.over_memory:,} do "
-            f"not fit and {counts.refused:,} lie beyond a measured range), "
-            f"{counts.infeasible:,} break a rule, {counts.discarded:,} discarded by a bound, "
-            f"{counts.unexamined:,} not reached. {counts.feasible_architectures:,} architectures "
-            "are feasible."
+            f"{counts.plans:,} pairs: {counts.priced:,} priced ({_share(counts)}; of which "
+            f"{counts.over_memory:,} do not fit and {counts.refused:,} lie beyond a measured "
+            f"range), {counts.infeasible:,} break a rule, {counts.discarded:,} discarded by a "
+            f"bound, {counts.unexamined:,} not reached. {_feasible(counts)}"
         )
     )
     parts += _rejections(solution)
@@ -225,6 +224,19 @@ def render_solution(solution: Solution) -> RenderableType:
         ),
     ]
     return Group(*parts)
+
+
+def _share(counts: Tally) -> str:
+    return f"{counts.priced / counts.plans:.2%}" if counts.plans else "of none"
+
+
+def _feasible(counts: Tally) -> str:
+    if not counts.ruled_out_architectures:
+        return f"{counts.feasible_architectures:,} architectures are feasible."
+    return (
+        f"{counts.ruled_out_architectures:,} architectures are ruled out by bounds, each worse "
+        f"than every candidate above; {counts.feasible_architectures:,} others are feasible."
+    )
 
 
 def _without_optimum(solution: Solution) -> str:

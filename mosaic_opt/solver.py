@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from math import isnan
+from math import isfinite, isnan
+from typing import Literal
 
 from lawfit import peak_learning_rate
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
 from mosaic_opt.backends.registry import resolve
 from mosaic_opt.certificate import Certificate, certify
 from mosaic_opt.envelope import Envelope
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.problem import Counts, Discarded, Outcome, Problem
 from mosaic_opt.result import (
     Bounds,
     Candidate,
+    Fastest,
+    LayoutCounts,
     NearTieRule,
     Optimum,
     Rejected,
+    RuledOut,
     Solution,
     Status,
     Tally,
@@ -68,7 +71,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
     """Put a report and its certificate together as a solution."""
     best = report.incumbent
     ranked = sorted((o for o in report.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
-    tolerance = None if best is None else loss_tolerance(problem, best)
+    tolerance = None if best is None else problem.loss_tolerance(best)
     candidates = tuple(
         _candidate(problem, outcome, rank, ranked[0].loss)
         for rank, outcome in enumerate(ranked, start=1)
@@ -94,32 +97,12 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         ),
         near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
-        rejected=tuple(
-            Rejected(
-                name=problem.architectures[o.index].name,
-                reason=o.reason,
-                detail=o.detail,
-                shortfall=None if isnan(o.shortfall) else o.shortfall,
-                unit=None if isnan(o.shortfall) else ("B" if o.reason == "memory" else "s"),
-            )
-            for o in report.outcomes
-            if not o.feasible
-        ),
+        rejected=tuple(_rejected(problem, o) for o in report.outcomes if not o.feasible),
+        ruled_out=tuple(_ruled_out(problem, d) for d in report.discarded),
         counts=_tally(problem, report),
         certificate=certificate,
         provenance=provenance(problem, backend),
     )
-
-
-def loss_tolerance(problem: Problem, best: Outcome) -> float:
-    """Return what the stated MFU error can move the optimum's loss by [nats/token].
-
-    The window's tokens are proportional to MFU, so with an MFU lower by e it delivers
-    ``(1 - e) D*``; a cap that still binds then leaves the loss where it is.
-    """
-    available = problem.tokens(best.index, best.step_s).available
-    fewer = min(best.tokens, available * (1.0 - problem.envelope.mfu_error))
-    return problem.loss(best.index, fewer) - best.loss
 
 
 def _near_feasible(
@@ -174,6 +157,7 @@ def _candidate(problem: Problem, outcome: Outcome, rank: int, best_loss: float) 
     n_active = problem.n_active(outcome.index)
     return Candidate(
         rank=rank,
+        index=outcome.index,
         name=architecture.name,
         n_active=n_active,
         n_total=problem.n_total(outcome.index),
@@ -188,6 +172,50 @@ def _candidate(problem: Problem, outcome: Outcome, rank: int, best_loss: float) 
         mfu=_mfu(problem, outcome),
         step_time_s=outcome.step_s,
         memory_bytes=outcome.memory_bytes,
+        layouts=_layouts(outcome.counts, outcome.cutoff_s),
+    )
+
+
+def _layouts(counts: Counts, cutoff_s: float) -> LayoutCounts:
+    fared = counts._asdict()
+    del fared["plans"]
+    return LayoutCounts(**fared, cutoff_s=_finite(cutoff_s))
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _rejected(problem: Problem, outcome: Outcome) -> Rejected:
+    shortfall = _finite(outcome.shortfall)
+    unit: Literal["B", "s"] = "B" if outcome.reason == "memory" else "s"
+    fastest = None
+    if outcome.nearest_row >= 0:
+        fastest = Fastest(
+            plan=problem.table.plan(outcome.nearest_row),
+            step_time_s=outcome.step_s,
+            memory_bytes=outcome.memory_bytes,
+        )
+    return Rejected(
+        name=problem.architectures[outcome.index].name,
+        index=outcome.index,
+        reason=outcome.reason,
+        detail=outcome.detail,
+        shortfall=shortfall,
+        unit=None if shortfall is None else unit,
+        fastest=fastest,
+        layouts=_layouts(outcome.counts, outcome.cutoff_s),
+    )
+
+
+def _ruled_out(problem: Problem, discarded: Discarded) -> RuledOut:
+    tokens = problem.tokens(discarded.index, discarded.bound_s).tokens
+    return RuledOut(
+        name=problem.architectures[discarded.index].name,
+        index=discarded.index,
+        step_bound_s=_finite(discarded.bound_s),
+        loss_bound=None if isnan(tokens) else problem.loss(discarded.index, tokens),
+        layouts=_layouts(discarded.counts, discarded.cutoff_s),
     )
 
 
@@ -225,21 +253,21 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
 
 
 def _tally(problem: Problem, report: Report) -> Tally:
-    total: Counter[str] = Counter()
-    for outcome in report.outcomes:
-        total.update(outcome.counts._asdict())
+    of_all = [o.counts for o in report.outcomes] + [d.counts for d in report.discarded]
+    total = {name: sum(getattr(c, name) for c in of_all) for name in Counts._fields}
     return Tally(
         architectures=len(problem.architectures),
         grid_points=problem.envelope.candidates.grid_size,
         layouts=len(problem.table),
         plans=problem.size,
         priced=total["priced"],
-        discarded=report.discarded_pairs,
+        discarded=total["discarded"],
         infeasible=total["infeasible"],
         unexamined=len(report.unexamined) * len(problem.table),
         over_memory=total["over_memory"],
         refused=total["refused"],
         feasible_architectures=sum(outcome.feasible for outcome in report.outcomes),
+        ruled_out_architectures=len(report.discarded),
     )
 
 

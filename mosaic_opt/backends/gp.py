@@ -177,7 +177,7 @@ class GeometricProgram(Backend):
             termination=steps.termination,
             outcomes=(),
             unexamined=everything,
-            discarded_pairs=0,
+            discarded=(),
         )
 
     def relax(

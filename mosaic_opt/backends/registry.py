@@ -9,6 +9,7 @@ from mosaic_opt.errors import MosaicError
 
 BACKENDS = {
     "enumerate": "mosaic_opt.backends.enumerate:Enumerate",
+    "branch": "mosaic_opt.backends.branch:BranchAndBound",
     "gp": "mosaic_opt.backends.gp:GeometricProgram",
     "cpsat": "mosaic_opt.backends.cpsat.search:CpSat",
 }
