@@ -24,7 +24,7 @@ from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, 
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.solver import solve
-from tests.contract.backend import BackendContract
+from mosaic_opt.testing import BackendContract
 
 from .strategies import tiny_envelope
 

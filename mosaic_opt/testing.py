@@ -1,4 +1,8 @@
-"""What every search backend keeps to; each one has a test class that derives from this."""
+"""What every search backend keeps to; each one has a test class that derives from this.
+
+Needs pytest, which nothing else of the package imports. A backend of another distribution is
+tested the same way (docs/howto/backends.md).
+"""
 
 from __future__ import annotations
 
@@ -41,6 +45,7 @@ SMALL: dict[str, Any] = {
 
 
 def problem(**changes: Any) -> Problem:
+    """Return a problem of 8 candidates on one node, with other values at the top level."""
     return Problem(parse_envelope(SMALL | changes))
 
 
