@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
-from collections.abc import Callable
-from math import inf, nan
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic_opt import cli
 from mosaic_opt.agreement import Agreement, Claim, agreement
 from mosaic_opt.backends.base import (
     Availability,
@@ -24,7 +18,6 @@ from mosaic_opt.backends.base import (
     Capability,
     Limits,
     Progress,
-    ProgressCallback,
     Report,
     Termination,
 )
@@ -38,36 +31,8 @@ from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import Status
 
-from .distributions import BACKEND, install
-from .strategies import small_envelopes, solved_tiny, tiny, tiny_envelope, tiny_ladder
-
-Change = Callable[[Problem, Report], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Altered(Backend):
-    """Reports another thing than the truth, made from it."""
-
-    name: ClassVar[str] = "altered"
-    provides: ClassVar[Capability] = Capability.EXACT
-    state: ClassVar[Availability] = Availability.AVAILABLE
-    change: Change
-
-    @classmethod
-    def availability(cls) -> Availability:
-        return cls.state
-
-    def search(
-        self, problem: Problem, limits: Limits, *, progress: ProgressCallback | None = None
-    ) -> Report:
-        honest = Enumerate(workers=1).search(problem, limits, progress=progress)
-        changed: Report = self.change(problem, honest)
-        return changed
-
-
-def altered(change: Change, **said: Any) -> Altered:
-    """Return such a backend that says another thing of itself."""
-    return type("Another", (Altered,), said)(change)
+from .liars import LIES, Altered, Change, altered, flatters, same
+from .strategies import small_envelopes, solved_tiny, tiny_envelope, tiny_ladder
 
 
 def by_name(found: Comparison) -> dict[str, Row]:
@@ -76,10 +41,6 @@ def by_name(found: Comparison) -> dict[str, Row]:
 
 def blamed(found: Comparison) -> set[tuple[str, str]]:
     return {(d.backend, d.about) for d in found.agreement.disagreements}
-
-
-def same(report: Report, **changes: Any) -> Report:
-    return dataclasses.replace(report, **changes)
 
 
 # ---------------------------------------------------------------- honest backends agree
@@ -212,80 +173,6 @@ def test_a_heuristic_need_not_find_the_optimum() -> None:
 
 
 # ---------------------------------------------------------------- lies
-
-
-def worst(problem: Problem, report: Report) -> Report:
-    last = max((o for o in report.outcomes if o.feasible), key=lambda o: o.loss)
-    return same(report, incumbent=last, dual_bound=last.loss)
-
-
-def hides_the_best(problem: Problem, report: Report) -> Report:
-    """Says that the best candidate has no layout that fits, so that its own numbers add up."""
-    best = report.incumbent
-    reason = dataclasses.replace(best, row=-1, loss=nan, reason="memory", detail="none fits")
-    others = tuple(reason if o is best or o.index == best.index else o for o in report.outcomes)
-    second = min((o for o in others if o.feasible), key=lambda o: (o.loss, o.index))
-    return same(report, incumbent=second, outcomes=others, dual_bound=second.loss)
-
-
-def flatters(problem: Problem, report: Report) -> Report:
-    """Says that its optimum has a loss below the true one."""
-    best = dataclasses.replace(report.incumbent, loss=0.9 * report.incumbent.loss)
-    others = tuple(best if o.index == best.index else o for o in report.outcomes)
-    return same(report, incumbent=best, outcomes=others, dual_bound=best.loss)
-
-
-def high_bound(problem: Problem, report: Report) -> Report:
-    return same(
-        report,
-        incumbent=None,
-        outcomes=(),
-        unexamined=tuple(range(len(problem.architectures))),
-        dual_bound=report.dual_bound * (1.0 + 1e-6),
-    )
-
-
-def nothing_fits(problem: Problem, report: Report) -> Report:
-    nothing = tuple(
-        dataclasses.replace(o, row=-1, loss=nan, reason="memory", detail="none fits")
-        for o in report.outcomes
-    )
-    return same(report, incumbent=None, outcomes=nothing, dual_bound=inf)
-
-
-def another_layout(problem: Problem, report: Report) -> Report:
-    """Names the right candidate with its second-best layout, priced honestly."""
-    best = report.incumbent
-    priced = problem.priced(best.index)
-    cap = problem.envelope.memory_cap_bytes
-    fits = [
-        (priced.step_s[at], at)
-        for at in range(len(priced.rows))
-        if priced.memory_bytes[at] <= cap and priced.rows[at] != best.row
-    ]
-    second = problem.outcome(best.index, priced, min(fits)[1])
-    others = tuple(second if o.index == best.index else o for o in report.outcomes)
-    return same(report, incumbent=second, outcomes=others, dual_bound=second.loss)
-
-
-def loses_pairs(problem: Problem, report: Report) -> Report:
-    return same(report, outcomes=report.outcomes[:-1])
-
-
-LIES: dict[str, tuple[Change, Capability, set[str]]] = {
-    "worst": (worst, Capability.EXACT, {"checks", "point", "bound"}),
-    "hides the best": (hides_the_best, Capability.EXACT, {"point", "bound"}),
-    "flatters": (flatters, Capability.EXACT, {"checks", "point"}),
-    "bound above the optimum": (high_bound, Capability.BOUND, {"bound"}),
-    "bound is no number": (
-        lambda problem, report: same(high_bound(problem, report), dual_bound=nan),
-        Capability.BOUND,
-        {"bound"},
-    ),
-    "nothing fits": (nothing_fits, Capability.EXACT, {"point", "bound"}),
-    "another layout": (another_layout, Capability.EXACT, {"point", "bound"}),
-    "loses pairs": (loses_pairs, Capability.INCUMBENT, {"checks"}),
-}
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["liar first", "liar last"])
@@ -509,167 +396,3 @@ def test_an_interrupt_that_a_backend_does_not_catch_ends_it() -> None:
     assert found.interrupted
     assert [r.state for r in found.rows] == [State.RAN, State.NOT_RUN, State.NOT_RUN]
     assert by_name(found)["enumerate"].status is Status.OPTIMAL
-
-
-# ---------------------------------------------------------------- on the command line
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def mosaic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mosaic", *arguments])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return int(left.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def envelope(tmp_path: Path) -> str:
-    file = tmp_path / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny()), "utf-8")
-    return str(file)
-
-
-def test_a_page_and_its_document(mosaic: Run, envelope: str, tmp_path: Path) -> None:
-    target = tmp_path / "out.json"
-    code, out, err = mosaic("compare", envelope, "--json", str(target))
-    assert (code, err) == (0, "")
-    found = Comparison.model_validate_json(target.read_text("utf-8"))
-    assert Comparison.model_validate_json(found.model_dump_json()) == found
-    assert found.agreement.agree
-    assert f"tiny: {len(BACKENDS)} backends on 16 candidates x {found.layouts} layouts" in out
-    for row in found.rows:
-        assert row.backend in out
-        if row.incumbent is not None:
-            assert f"{row.incumbent.loss:.6f}" in out
-        assert row.effort is not None
-        assert str(row.effort.priced) in out
-    assert "AGREE: " in out
-    assert "name one optimum; no bound is above the best incumbent." in out
-    assert "Loss [FITTED]" in out
-
-
-def test_the_document_alone(mosaic: Run, envelope: str) -> None:
-    names = "cpsat,enumerate"
-    code, out, err = mosaic("compare", envelope, "--backends", names, "--json", "-")
-    assert (code, err) == (0, "")
-    document = json.loads(out)
-    assert document["schema_version"] == 1
-    assert [row["backend"] for row in document["rows"]] == names.split(",")
-    assert document["agreement"]["exact"] == names.split(",")
-
-
-def test_nothing_feasible_is_an_answer(mosaic: Run, tmp_path: Path) -> None:
-    file = tmp_path / "e.json"
-    file.write_text(json.dumps(tiny(memory_fraction=1e-6)), "utf-8")
-    code, out, _ = mosaic("compare", str(file), "--backends", "enumerate,cpsat")
-    assert code == 0
-    assert "AGREE: enumerate and cpsat find nothing feasible" in out
-
-
-def test_one_exact_backend_alone_is_said_to_be(mosaic: Run, envelope: str) -> None:
-    code, out, _ = mosaic("compare", envelope, "--backends", "enumerate,gp")
-    assert code == 0
-    assert "AGREE: enumerate alone is exact and done" in out
-    code, out, _ = mosaic("compare", envelope, "--backends", "gp")
-    assert code == 0
-    assert "AGREE: no exact search is done" in out
-
-
-@pytest.mark.parametrize(
-    ("source", "code", "words"),
-    [
-        (
-            BACKEND.replace(
-                "return Enumerate(workers=1).search(problem, limits, progress=progress)",
-                "raise RuntimeError('boom')",
-            ),
-            1,
-            "mine failed: RuntimeError: boom.",
-        ),
-        ("import no_such_module", 0, "mine cannot run here: cli_mine_1:Mine fails with Module"),
-    ],
-)
-def test_a_backend_of_another_distribution(
-    mosaic: Run,
-    envelope: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    code: int,
-    words: str,
-) -> None:
-    module = f"cli_mine_{1 - code}"
-    install(tmp_path, module, source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    got, out, err = mosaic("compare", envelope, "--backends", "enumerate,mine")
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    assert (got, err) == (code, "")
-    assert words in out
-    assert "OPTIMAL" in out
-
-
-def test_a_disagreement_is_one(mosaic: Run, envelope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Enumerate.search
-
-    def lie(self: Enumerate, problem: Problem, limits: Limits, **options: Any) -> Report:
-        return worst(problem, honest(self, problem, limits, **options))
-
-    monkeypatch.setattr(Enumerate, "search", lie)
-    code, out, err = mosaic("compare", envelope, "--backends", "enumerate,cpsat")
-    assert (code, err) == (1, "")
-    assert "DISAGREE (3 contradictions):" in out
-    assert "enumerate fails the check incumbent_is_best" in out
-    assert "enumerate names" in out
-    assert "enumerate says that no candidate has a loss below" in out
-
-
-def test_an_interrupt_shows_what_was_done(
-    mosaic: Run, envelope: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: Any, **__: Any) -> Report:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(CpSat, "search", stopped)
-    code, out, _ = mosaic("compare", envelope, "--backends", "enumerate,cpsat,gp")
-    assert code == 130
-    assert "OPTIMAL" in out
-    assert "Interrupted: what was done is shown." in out
-    assert "gp has no answer: interrupted before it was done." in out
-
-
-def test_none_that_answers_is_one(
-    mosaic: Run, envelope: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        Enumerate, "availability", classmethod(lambda cls: Availability.NOT_INSTALLED)
-    )
-    code, out, _ = mosaic("compare", envelope, "--backends", "enumerate")
-    assert code == 1
-    assert "enumerate cannot run here: not installed." in out
-    assert "No backend gave an answer." in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["FILE", "--backends", "enumerate,x"], "There is no backend 'x'; there are enumerate"),
-        (["FILE", "--backends", ","], "No backend is named"),
-        (["FILE", "--backends", "gp,gp"], "Backend gp is named twice"),
-        (["FILE", "--time-limit", "0"], "time_s=0 must be above 0"),
-        (["FILE", "--example", "table5"], "Give an envelope file or --example NAME"),
-        (["FILE", "--json", f"{os.sep}no{os.sep}such{os.sep}out"], "cannot be written"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_exit_2(
-    mosaic: Run, envelope: str, arguments: list[str], words: str
-) -> None:
-    code, out, err = mosaic("compare", *(envelope if a == "FILE" else a for a in arguments))
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
-    assert words in err
