@@ -177,9 +177,13 @@ def _bounds(problem: Problem, claims: Sequence[Claim]) -> Iterator[Disagreement]
 
 
 def _best(claims: Sequence[Claim]) -> Outcome | None:
-    """Return the first of the best incumbents whose price holds."""
+    """Return the best incumbent whose price holds.
+
+    Ties go to the first candidate and, where a cap on tokens makes the losses of its layouts
+    equal, to the one with the shortest step, as the problem has it.
+    """
     held = [c.priced_again for c in claims if c.priced_again is not None]
-    return min(held, key=lambda o: (o.loss, o.index, o.row), default=None)
+    return min(held, key=lambda o: (o.loss, o.index, o.step_s, o.row), default=None)
 
 
 def _same(one: Outcome, other: Outcome) -> bool:

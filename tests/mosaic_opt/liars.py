@@ -101,6 +101,7 @@ def another_layout(problem: Problem, report: Report) -> Report:
         if priced.memory_bytes[at] <= cap and priced.rows[at] != best.row
     ]
     second = problem.outcome(best.index, priced, min(fits)[1])
+    assert second.step_s > best.step_s
     others = tuple(second if o.index == best.index else o for o in report.outcomes)
     return same(report, incumbent=second, outcomes=others, dual_bound=second.loss)
 

@@ -203,6 +203,19 @@ def test_a_flattered_loss_lowers_nobody_s_bound() -> None:
     assert {d.backend for d in found.agreement.disagreements} == {"liar"}
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["liar first", "liar last"])
+def test_a_slower_layout_of_the_same_loss_is_another_point(first: bool) -> None:
+    """All layouts reach the cap on tokens, so the loss tells none of them apart."""
+    envelope = tiny_envelope(tokens={"max_tokens": 1e6})
+    liar = altered(LIES["another layout"][0], name="liar")
+    backends: list[Backend | str] = [liar, "enumerate"] if first else ["enumerate", liar]
+    found = compare(envelope, backends=backends)
+    losses = {row.incumbent.loss for row in found.rows if row.incumbent is not None}
+    assert len(losses) == 1
+    assert blamed(found) == {("liar", "point")}
+    assert found.agreement.best_of == ("enumerate",)
+
+
 def test_a_tie_goes_to_the_first_candidate() -> None:
     models = [
         json.loads(a.model_dump_json()) | {"name": name}
