@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mosaic_opt.agreement import Agreement
     from mosaic_opt.allocation.figure import path_figure
     from mosaic_opt.allocation.inverse import Inverse, invert
     from mosaic_opt.allocation.phases import Phases, PhasesByNodes, phases, phases_by_nodes
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
     from mosaic_opt.certificate import Certificate, certify
+    from mosaic_opt.comparison import Comparison, compare
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
     from mosaic_opt.problem import Problem
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
     from mosaic_opt.stage_search import StageSearch, search_stages
 
 _HOMES = {
+    "Agreement": "agreement",
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
     "Certificate": "certificate",
+    "Comparison": "comparison",
     "CpSat": "backends.cpsat.search",
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
@@ -52,6 +56,7 @@ _HOMES = {
     "Status": "result",
     "allocation_law": "allocation.regime",
     "certify": "certificate",
+    "compare": "comparison",
     "example": "envelope",
     "examples": "envelope",
     "invert": "allocation.inverse",
@@ -66,9 +71,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Agreement",
     "AllocationLaw",
     "Backend",
     "Certificate",
+    "Comparison",
     "CpSat",
     "Enumerate",
     "Envelope",
@@ -88,6 +95,7 @@ __all__ = [
     "Status",
     "allocation_law",
     "certify",
+    "compare",
     "example",
     "examples",
     "invert",

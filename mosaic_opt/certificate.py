@@ -261,10 +261,10 @@ def certify(problem: Problem, claims: Claims) -> Certificate:
         ),
         _check(
             "bound",
-            claims.dual_bound <= bound or _close(claims.dual_bound, bound),
+            claims.dual_bound <= primal,
             claims.dual_bound,
             bound,
-            "no candidate has a lower loss [nats/token]",
+            "bound of every loss, at most the incumbent's; found: by the bounds of blocks",
         ),
         _check(
             "nothing_left",

@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 an answer, 1 infeasible or illegal, 2 bad input."""
+"""The command line. Exit codes: 0 an answer, 1 infeasible, illegal or contradicted, 2 bad input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mosaic_opt import cli_allocation, cli_layouts
+from mosaic_opt import cli_allocation, cli_compare, cli_layouts
+from mosaic_opt.backends.entries import names
 from mosaic_opt.case_options import (
     CapacityFactor,
     ClusterText,
@@ -60,7 +61,7 @@ def solve(
     workers: Workers = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
     backend: Annotated[
-        str, typer.Option(help="How to search: enumerate, cpsat, gp.")
+        str, typer.Option(help=f"How to search: {', '.join(names())}.")
     ] = "enumerate",
     json_to: Json = None,
 ) -> None:
@@ -86,10 +87,17 @@ def solve(
 def _backend(name: str, workers: int | None) -> Any:
     """Return a backend by name, with the number of threads if one is given."""
     import dataclasses
+    import warnings
 
+    from mosaic_opt.backends.entries import entries
     from mosaic_opt.backends.registry import resolve
 
-    found: Any = resolve(name)
+    with warnings.catch_warnings():
+        note = entries()[name].note if name in entries() else ""
+        if note:  # said as every other sentence, and not as a warning of Python
+            typer.echo(f"note: {note}", err=True)
+            warnings.simplefilter("ignore", UserWarning)
+        found: Any = resolve(name)
     if workers is None:
         return found
     if not hasattr(found, "workers"):
@@ -363,6 +371,7 @@ def schema() -> None:
 
 cli_layouts.register(app)
 cli_allocation.register(app)
+cli_compare.register(app)
 
 
 # Every usage error derives from it; typer re-exports some of them and not the base.

@@ -39,7 +39,7 @@ from perfmodel.batch import PLAIN, Kernel
 from perfmodel.collectives import all_to_all_once_time, all_to_all_time
 from perfmodel.dims import ArchitectureDims
 from perfmodel.hardware import Hardware
-from perfmodel.iteration import StageSetting, pipeline_depth_cost, time_of_setting
+from perfmodel.iteration import pipeline_depth_cost
 from perfmodel.kernels import (
     BF16_BYTES,
     elementwise_time,
@@ -81,14 +81,17 @@ def all_layers(a: ArchitectureDims) -> Layers:
 
 
 @inner_formula
-def layers_floor(stack: Stack, t: ModeTotals, n: Layers, stages: float) -> float:
-    """Time of one microbatch on ``stages`` stages that hold ``n``, summed, with no wait [s]."""
+def layers_floor(stack: Stack, t: ModeTotals, n: Layers, stages: float, heads: float) -> float:
+    """Time of one microbatch on ``stages`` stages that hold ``n`` and ``heads``, summed [s].
+
+    Compute is taken to hide all of the all-to-all that the stack lets it: it may take longer than
+    ``t`` says, and hide more.
+    """
     layer = stack.host_layer_s * t.host_share
     host = n.moe * (layer + t.launches) + n.dense * stack.dense_layer_share * layer
     host += stages * stack.host_microbatch_s
-    device = n.moe * t.moe_device + n.dense * t.dense_device
-    dispatch = n.moe * t.dispatch
-    return max(host, device) + dispatch - min(stack.a2a_hidden * dispatch, device)
+    device = n.moe * t.moe_device + n.dense * t.dense_device + heads * t.head
+    return max(host, device) + (1.0 - stack.a2a_hidden) * n.moe * t.dispatch
 
 
 @formula
@@ -197,19 +200,18 @@ def pipeline_floor(
     by no more than a stage.
     """
     n = all_layers(a)
-    span = m / p.pp * layers_floor(stack, t, n, p.pp)
+    span = m / p.pp * layers_floor(stack, t, n, p.pp, 1.0)
     if stages_are_alike(a, p):
         c = stage_content(a, p, p.pp - 1.0)
-        last = StageSetting(c.moe, c.dense, 1.0, 0.0, 0.0, 0.0, 0.0)
-        path = m * time_of_setting(stack, t, last).time
+        path = m * layers_floor(stack, t, Layers(c.dense, c.moe), 1.0, 1.0)
         if p.vpp <= 1.0:
             if p.pp > 1.0:
                 rest = Layers(n.dense - c.dense, n.moe - c.moe)
-                path += layers_floor(stack, t, rest, p.pp - 1.0)
+                path += layers_floor(stack, t, rest, p.pp - 1.0, 0.0)
         elif p.pp - 1.0 > p.vpp:
             c = stage_content(a, p, p.pp - 2.0)
             chunks = (p.pp - 1.0) / p.vpp - 1.0
-            path += chunks * layers_floor(stack, t, Layers(c.dense, c.moe), 1.0)
+            path += chunks * layers_floor(stack, t, Layers(c.dense, c.moe), 1.0, 0.0)
         span = max(span, path)
     return span * (1.0 + pipeline_depth_cost(stack, devices_per_node, p.pp))
 

@@ -26,6 +26,7 @@ class Availability(Enum):
     AVAILABLE = "available"
     NOT_INSTALLED = "not installed"
     BAD_VERSION = "installed in a version that is too old"
+    BROKEN = "registered, but cannot be loaded"  # `registry.listing` has the words
 
     def __bool__(self) -> bool:
         """Tell whether the backend can run."""
