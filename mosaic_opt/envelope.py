@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,67 +23,23 @@ from pydantic_core import PydanticKnownError
 
 from lawfit import AnyLaw, LawError, load_law
 from mosaic_opt.errors import EnvelopeError
+from mosaic_opt.spaces import (
+    MAX_CANDIDATES,
+    ExplicitSpace,
+    FamilySpace,
+    LadderSpace,
+    UnionSpace,
+)
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
 from perfmodel.goodput import FailureFacts, Goodput
-from perfmodel.ladders import GPT2_VOCABULARY, ladder
 from perfmodel.plan import PlanSpace
 from perfmodel.sources import Source
 
 SECONDS_PER_DAY = 86400.0
-MAX_CANDIDATES = 1_000_000
 MAX_WINDOW_DAYS = 36500.0
-
-
-Rung = Annotated[int, Field(ge=1, le=4096, strict=True)]
-Experts = Annotated[int, Field(ge=1, le=65536, strict=True)]
-
-
-class LadderSpace(Frozen):
-    """A grid over the ladder of arXiv 2608.10605: every (q, E, K, G) with K at most E.
-
-    ``min_sparsity`` and ``max_sparsity`` bound S = 1 - N_act / N_tot, the guard that keeps the
-    search inside the range that the law was fitted on.
-    """
-
-    kind: Literal["ladder"] = "ladder"
-    q: tuple[Rung, ...] = Field(min_length=1)
-    n_experts: tuple[Experts, ...] = Field(min_length=1)
-    top_k: tuple[Experts, ...] = Field(min_length=1)
-    expert_split: tuple[Experts, ...] = Field(min_length=1)
-    vocab_size: Annotated[int, Field(ge=1, le=2**30, strict=True)] = GPT2_VOCABULARY
-    min_sparsity: Annotated[float, Field(ge=0.0, lt=1.0, strict=True)] = 0.0
-    max_sparsity: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
-
-    @property
-    def grid_size(self) -> int:
-        """Points of the grid, before any is dropped."""
-        return len(self.q) * len(self.n_experts) * len(self.top_k) * len(self.expert_split)
-
-    def architectures(self) -> tuple[Architecture, ...]:
-        """Return the models of the grid, in the order of (q, E, K, G)."""
-        axes = (sorted(set(a)) for a in (self.q, self.n_experts, self.top_k, self.expert_split))
-        models = (ladder(q, e, k, g, self.vocab_size) for q, e, k, g in product(*axes) if k <= e)
-        return tuple(m for m in models if self.min_sparsity <= m.sparsity <= self.max_sparsity)
-
-
-class ExplicitSpace(Frozen):
-    """Architectures listed one by one."""
-
-    kind: Literal["explicit"]
-    models: tuple[Architecture, ...] = Field(min_length=1)
-
-    @property
-    def grid_size(self) -> int:
-        """Number of models listed."""
-        return len(self.models)
-
-    def architectures(self) -> tuple[Architecture, ...]:
-        """Return the models as listed."""
-        return self.models
-
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
 
@@ -168,6 +123,10 @@ def _cluster(value: Any) -> Any:
     return Cluster.parse(value) if isinstance(value, str) else value
 
 
+def _spaces(value: Any) -> Any:
+    return {"kind": "union", "spaces": value} if isinstance(value, list | tuple) else value
+
+
 class Envelope(Frozen):
     """A cluster, a window, and what may be chosen within them.
 
@@ -181,8 +140,8 @@ class Envelope(Frozen):
         Wall-clock window, T_train [day].
     batch : Batch
         Global batch, sequence length, optimizer, precision.
-    candidates : LadderSpace or ExplicitSpace
-        Architectures to choose from.
+    candidates : LadderSpace, FamilySpace, ExplicitSpace or UnionSpace
+        Architectures to choose from; a list of spaces is their union.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
         Scaling law, also by name, ``"mosaic-table2"``.
     goodput : float or FailureFacts
@@ -215,7 +174,11 @@ class Envelope(Frozen):
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
     window_days: Annotated[float, Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True)]
     batch: Batch
-    candidates: Annotated[LadderSpace | ExplicitSpace, Field(discriminator="kind")]
+    candidates: Annotated[
+        LadderSpace | ExplicitSpace | FamilySpace | UnionSpace,
+        Field(discriminator="kind"),
+        BeforeValidator(_spaces),
+    ]
     law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
         default_factory=lambda: load_law("mosaic-table2")
     )
@@ -412,8 +375,10 @@ def json_schema() -> dict[str, Any]:
 __all__ = [
     "Envelope",
     "ExplicitSpace",
+    "FamilySpace",
     "LadderSpace",
     "TokenRule",
+    "UnionSpace",
     "example",
     "examples",
     "json_schema",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.validation.scoreboard import Scoreboard
 
 PAGE_WIDTH = 100
+_LONG_NAME = 30  # letters
 
 
 def as_text(renderable: RenderableType, width: int = PAGE_WIDTH) -> str:
@@ -58,6 +59,11 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
+def short_name(name: str) -> str:
+    """Write a candidate's name without the word that says how it was made."""
+    return name.removeprefix("ladder:").removeprefix("family:")
+
+
 def short_plan(candidate: Candidate) -> str:
     """Write a plan without the degrees that are 1."""
     return _short(str(candidate.plan))
@@ -77,7 +83,7 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
     )
     for c in candidates:
         table.add_row(
-            escape(f"{c.rank:>3} {c.name.removeprefix('ladder:')}"),
+            escape(f"{c.rank:>3} {short_name(c.name)}"),
             number(c.n_active),
             number(c.n_total),
             f"{c.sparsity:.3f}",
@@ -89,6 +95,11 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
             f"{c.delta_loss:.4f}",
             short_plan(c),
         )
+    if any(len(short_name(c.name)) > _LONG_NAME for c in candidates):
+        for column in table.columns[1:-1]:
+            column.no_wrap = True
+        table.columns[0].no_wrap = False  # what folds is the name, not the numbers
+        table.columns[0].overflow = "fold"
     return table
 
 
@@ -211,6 +222,7 @@ def render_solution(solution: Solution) -> RenderableType:
             "are feasible."
         )
     )
+    parts += _dropped_points(solution)
     parts += _rejections(solution)
     parts.append(Text(_certificate_line(solution)))
     if best is not None:
@@ -246,6 +258,15 @@ def _certificate_line(solution: Solution) -> str:
     failed = ", ".join(c.name for c in solution.certificate.checks if not c.passed)
     gap = "" if bounds.gap is None else f" Bound {bounds.dual:.6f}, gap {bounds.gap:.6f} nats."
     return f"Not certified ({solution.termination}): {failed}.{gap}"
+
+
+def _dropped_points(solution: Solution) -> list[RenderableType]:
+    """Return a line where points of a grid are no candidate."""
+    if not solution.dropped_points:
+        return []
+    reasons = "; ".join(f"{why}: {n:,}" for why, n in solution.dropped_points.items())
+    points = solution.counts.grid_points
+    return [Text(f"Of {points:,} points of the grid some are no candidate: {reasons}.")]
 
 
 def _rejections(solution: Solution) -> list[RenderableType]:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from mosaic_opt.report import _short, grid, number
+from mosaic_opt.report import _short, grid, number, short_name
 
 if TYPE_CHECKING:
     from mosaic_opt.allocation.inverse import Inverse, Reach
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _model(name: str) -> str:
-    return escape(name.removeprefix("ladder:"))
+    return escape(short_name(name))
 
 
 # ---------------------------------------------------------------- phases

@@ -155,6 +155,9 @@ class Solution(_Finite):
     rejected : tuple of Rejected
         The others.
     counts : Tally
+    dropped_points : dict or None
+        How many points of the grid are no candidate, by reason; None for a space that does not
+        say (a ladder, or a list of models).
     certificate : Certificate
     provenance : dict
         Packs and their hashes, law, versions, and the envelope itself.
@@ -172,6 +175,7 @@ class Solution(_Finite):
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
     counts: Tally
+    dropped_points: dict[str, int] | None = None
     certificate: Certificate
     provenance: dict[str, Any]
 

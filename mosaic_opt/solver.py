@@ -24,6 +24,7 @@ from mosaic_opt.result import (
     Status,
     Tally,
 )
+from mosaic_opt.spaces import FamilySpace, UnionSpace, shape_of
 
 
 def solve(
@@ -76,6 +77,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
     near = tuple(c for c in candidates if tolerance is not None and c.delta_loss <= tolerance)
     dual = report.dual_bound if abs(report.dual_bound) < float("inf") else None
     primal = best.loss if best is not None else None
+    space = problem.envelope.candidates
     return Solution(
         name=problem.envelope.name,
         status=_status(report, certificate),
@@ -106,6 +108,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
             if not o.feasible
         ),
         counts=_tally(problem, report),
+        dropped_points=space.dropped if isinstance(space, FamilySpace | UnionSpace) else None,
         certificate=certificate,
         provenance=provenance(problem, backend),
     )
@@ -201,6 +204,7 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         tokens=best.tokens,
         expert_split=problem.expert_split(best.index),
     )
+    shape_flags = envelope.law.shape_range.flags(shape_of(problem.architectures[best.index]))
     goodput = envelope.goodput_of(problem.architectures[best.index])
     return Optimum(
         architecture=step.architecture,
@@ -220,7 +224,7 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         learning_rate=peak_learning_rate(n_active=float(n_active), tokens=best.tokens),
         model_flop=6.0 * n_active * best.tokens,
         step=step,
-        flags=(*(f"law: {flag}" for flag in law_flags), *step.flags),
+        flags=(*(f"law: {flag}" for flag in (*law_flags, *shape_flags)), *step.flags),
     )
 
 
