@@ -8,15 +8,18 @@ import tomllib
 from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
+from math import isclose
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
@@ -30,6 +33,7 @@ from mosaic_opt.spaces import (
     LadderSpace,
     UnionSpace,
 )
+from mosaic_opt.spending import SECONDS_PER_DAY, Budget
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
@@ -38,7 +42,6 @@ from perfmodel.goodput import FailureFacts, Goodput
 from perfmodel.plan import PlanSpace
 from perfmodel.sources import Source
 
-SECONDS_PER_DAY = 86400.0
 MAX_WINDOW_DAYS = 36500.0
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
@@ -123,6 +126,31 @@ def _cluster(value: Any) -> Any:
     return Cluster.parse(value) if isinstance(value, str) else value
 
 
+_BOUGHT = object()  # no window is given
+
+
+def _window(value: Any, info: ValidationInfo) -> Any:
+    """Take the window as it is given, or the days that the budget buys."""
+    budget, cluster = info.data.get("budget"), info.data.get("cluster")
+    bought = value is _BOUGHT
+    if bought and budget is None:
+        raise PydanticKnownError("missing")
+    if budget is None or cluster is None:  # of a cluster that is refused
+        return 1.0 if bought else value
+    days = budget.days(cluster.n_devices)
+    if not bought and not (isinstance(value, float | int) and isclose(value, days)):
+        raise ValueError(
+            f"window_days={value} and a budget that buys {days:.6g} days on {cluster.n_devices} "
+            "devices are two windows; give one of them"
+        )
+    if not 0.0 < days <= MAX_WINDOW_DAYS:
+        raise ValueError(
+            f"the budget buys {days:.6g} days on {cluster.n_devices} devices, which must be above "
+            f"0 and at most {MAX_WINDOW_DAYS:g}"
+        )
+    return days
+
+
 def _spaces(value: Any) -> Any:
     return {"kind": "union", "spaces": value} if isinstance(value, list | tuple) else value
 
@@ -136,6 +164,8 @@ class Envelope(Frozen):
         For reports.
     cluster : Cluster
         Hardware pack and nodes; also as text, ``"p6-b200:32"``.
+    budget : Budget, optional
+        Money or energy in place of days; then ``window_days`` is what it buys.
     window_days : float
         Wall-clock window, T_train [day].
     batch : Batch
@@ -170,9 +200,18 @@ class Envelope(Frozen):
         and counted, and never chosen.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["window_days"]}, {"required": ["budget"]}]}
+    )
+
     name: Annotated[str, Field(min_length=1, max_length=200)] = "envelope"
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    window_days: Annotated[float, Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True)]
+    budget: Budget | None = None
+    window_days: Annotated[
+        float,
+        Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True),
+        BeforeValidator(_window),
+    ] = Field(default_factory=lambda: _BOUGHT, validate_default=True)
     batch: Batch
     candidates: Annotated[
         LadderSpace | ExplicitSpace | FamilySpace | UnionSpace,
@@ -373,6 +412,8 @@ def json_schema() -> dict[str, Any]:
 
 
 __all__ = [
+    "MAX_CANDIDATES",
+    "SECONDS_PER_DAY",
     "Envelope",
     "ExplicitSpace",
     "FamilySpace",

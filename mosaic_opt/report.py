@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mosaic_opt.report_wider import dropped_points, spend_row
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -170,6 +172,7 @@ def render_solution(solution: Solution) -> RenderableType:
                         f"set by the {best.binding.replace('_', ' ')})",
                     ),
                     ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
+                    *spend_row(best.spend),
                     ("layout", str(best.plan)),
                     (
                         "step",
@@ -222,7 +225,7 @@ def render_solution(solution: Solution) -> RenderableType:
             "are feasible."
         )
     )
-    parts += _dropped_points(solution)
+    parts += dropped_points(solution)
     parts += _rejections(solution)
     parts.append(Text(_certificate_line(solution)))
     if best is not None:
@@ -258,15 +261,6 @@ def _certificate_line(solution: Solution) -> str:
     failed = ", ".join(c.name for c in solution.certificate.checks if not c.passed)
     gap = "" if bounds.gap is None else f" Bound {bounds.dual:.6f}, gap {bounds.gap:.6f} nats."
     return f"Not certified ({solution.termination}): {failed}.{gap}"
-
-
-def _dropped_points(solution: Solution) -> list[RenderableType]:
-    """Return a line where points of a grid are no candidate."""
-    if not solution.dropped_points:
-        return []
-    reasons = "; ".join(f"{why}: {n:,}" for why, n in solution.dropped_points.items())
-    points = solution.counts.grid_points
-    return [Text(f"Of {points:,} points of the grid some are no candidate: {reasons}.")]
 
 
 def _rejections(solution: Solution) -> list[RenderableType]:

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, ValidationError
 
 from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.spending import Spend
 from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
@@ -83,7 +84,8 @@ class Optimum(_Finite):
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
     ``step``, which has the breakdown and what each number rests on. ``goodput`` is the share of the
-    window that trains [-].
+    window that trains [-]. ``spend`` is what the run takes of the envelope's budget, and None where
+    days are given.
     """
 
     architecture: dict[str, Any]
@@ -103,6 +105,7 @@ class Optimum(_Finite):
     learning_rate: float
     model_flop: float
     step: StepEstimate
+    spend: Spend | None = None
     flags: tuple[str, ...]
 
 

@@ -206,12 +206,13 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
     )
     shape_flags = envelope.law.shape_range.flags(shape_of(problem.architectures[best.index]))
     goodput = envelope.goodput_of(problem.architectures[best.index])
+    available = problem.tokens(best.index, best.step_s).available
     return Optimum(
         architecture=step.architecture,
         plan=plan,
         tokens=best.tokens,
         tokens_per_parameter=best.tokens / n_active,
-        tokens_available=problem.tokens(best.index, best.step_s).available,
+        tokens_available=available,
         goodput=goodput.value or 0.0,
         goodput_source=goodput.source,
         binding=best.binding,
@@ -224,6 +225,10 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         learning_rate=peak_learning_rate(n_active=float(n_active), tokens=best.tokens),
         model_flop=6.0 * n_active * best.tokens,
         step=step,
+        spend=envelope.budget
+        and envelope.budget.spend(
+            envelope.cluster.n_devices, envelope.window_days, best.tokens / available
+        ),
         flags=(*(f"law: {flag}" for flag in (*law_flags, *shape_flags)), *step.flags),
     )
 
