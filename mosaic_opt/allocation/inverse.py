@@ -37,13 +37,16 @@ class _Finite(Frozen):
 class Reach(_Finite):
     """The fastest way to the target on one number of nodes.
 
-    ``loss`` is at or below the target [nats/token]. ``cost`` and ``energy_j`` [J] are None where no
-    price, or no power, was given; with them they rest on what the user said (ASSUMED).
+    ``loss`` is at or below the target [nats/token]. ``goodput`` is the share of the days that
+    trains on so many devices [-]. ``cost`` and ``energy_j`` [J] are None where no price, or no
+    power, was given; with them they rest on what the user said (ASSUMED).
     """
 
     nodes: int
     n_devices: int
     days: float
+    goodput: float
+    goodput_source: Source
     gpu_hours: float
     cost: float | None
     energy_j: float | None
@@ -278,10 +281,13 @@ def _on_cluster(
     plan = problem.table.plan(curve.row)
     step = problem.reprice(curve.candidate, plan)
     tokens = levels(problem, curve).at_most(curve.tokens_per_day * days)
+    goodput = envelope.goodput_of(problem.architectures[curve.candidate])
     return Reach(
         nodes=nodes,
         n_devices=n_devices,
         days=days,
+        goodput=goodput.value or 0.0,
+        goodput_source=goodput.source,
         gpu_hours=gpu_hours(n_devices, days),
         cost=None,
         energy_j=None,
