@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
+    from mosaic_opt.batch_choice import BatchChoice, solve_batches
     from mosaic_opt.certificate import Certificate, certify
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
+    "BatchChoice": "batch_choice",
     "Certificate": "certificate",
     "CpSat": "backends.cpsat.search",
     "Enumerate": "backends.enumerate",
@@ -63,11 +65,13 @@ _HOMES = {
     "relax": "backends.gp",
     "search_stages": "stage_search",
     "solve": "solver",
+    "solve_batches": "batch_choice",
 }
 
 __all__ = [
     "AllocationLaw",
     "Backend",
+    "BatchChoice",
     "Certificate",
     "CpSat",
     "Enumerate",
@@ -99,6 +103,7 @@ __all__ = [
     "relax",
     "search_stages",
     "solve",
+    "solve_batches",
 ]
 
 

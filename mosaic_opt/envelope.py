@@ -34,62 +34,17 @@ from mosaic_opt.spaces import (
     UnionSpace,
 )
 from mosaic_opt.spending import SECONDS_PER_DAY, Budget
+from mosaic_opt.token_efficiency import CriticalBatch, LossCriticalBatch
+from mosaic_opt.token_rule import TokenRule
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
-from perfmodel.cluster import Batch, Cluster
+from perfmodel.cluster import Batch, Cluster, Count
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
 from perfmodel.goodput import FailureFacts, Goodput
 from perfmodel.plan import PlanSpace
-from perfmodel.sources import Source
+from perfmodel.sources import Source, weakest
 
 MAX_WINDOW_DAYS = 36500.0
-
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
-
-
-class TokenRule(Frozen):
-    """How many tokens a candidate trains on, of those that the window allows.
-
-    ``saturate`` takes all of them (D* of equation (25)), cut by the caps. ``grid`` takes the
-    largest listed tokens-per-parameter ratio that fits. Ratios are D / N_act, with N under the
-    envelope's parameter convention. A candidate that cannot reach the least ratio is infeasible.
-    """
-
-    kind: Literal["saturate", "grid"] = "saturate"
-    min_tokens_per_parameter: Positive | None = None
-    max_tokens_per_parameter: Positive | None = None
-    tokens_per_parameter: tuple[Positive, ...] = ()
-    max_tokens: Positive | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TokenRule:
-        if self.kind == "grid" and not self.tokens_per_parameter:
-            raise ValueError("tokens_per_parameter=() must list at least one ratio for kind 'grid'")
-        if self.kind == "saturate" and self.tokens_per_parameter:
-            raise ValueError("tokens_per_parameter is for kind 'grid'; kind is 'saturate'")
-        low, high = self.min_tokens_per_parameter, self.max_tokens_per_parameter
-        listed = [
-            ratio
-            for ratio in self.tokens_per_parameter
-            if (low is None or ratio >= low) and (high is None or ratio <= high)
-        ]
-        if self.tokens_per_parameter and not listed:
-            raise ValueError(
-                f"no ratio of tokens_per_parameter lies between min_tokens_per_parameter={low} and "
-                f"max_tokens_per_parameter={high}"
-            )
-        if low is not None and high is not None and low > high:
-            raise ValueError(
-                f"min_tokens_per_parameter={low:g} must be at most "
-                f"max_tokens_per_parameter={high:g}; nearest: {high:g}"
-            )
-        return self
-
-    @property
-    def least_tokens_per_parameter(self) -> float:
-        """Least ratio that a candidate must reach; 0 where there is none [-]."""
-        least = self.min_tokens_per_parameter or 0.0
-        return min((r for r in self.tokens_per_parameter if r >= least), default=least)
 
 
 def _law(value: Any) -> Any:
@@ -170,6 +125,11 @@ class Envelope(Frozen):
         Wall-clock window, T_train [day].
     batch : Batch
         Global batch, sequence length, optimizer, precision.
+    global_batches : tuple of int, optional
+        Global batches to choose from, ``batch.global_batch`` among them; `solve_batches` takes each
+        in turn. One unless given.
+    critical_batch : CriticalBatch, optional
+        What a token is worth at a batch size; every token is worth the same unless given.
     candidates : LadderSpace, FamilySpace, ExplicitSpace or UnionSpace
         Architectures to choose from; a list of spaces is their union.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
@@ -213,6 +173,8 @@ class Envelope(Frozen):
         BeforeValidator(_window),
     ] = Field(default_factory=lambda: _BOUGHT, validate_default=True)
     batch: Batch
+    global_batches: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    critical_batch: CriticalBatch | None = None
     candidates: Annotated[
         LadderSpace | ExplicitSpace | FamilySpace | UnionSpace,
         Field(discriminator="kind"),
@@ -243,6 +205,7 @@ class Envelope(Frozen):
                 "goodput: mtbf_device_hours or mtbf_node_hours is missing, and goodput is unknown "
                 "without a failure rate; give one of them, or a number in (0, 1]"
             )
+        self._batches_have_a_price()
         counts = self.batch.routing.tokens_per_expert
         others = {a.n_experts for a in self.candidates.architectures()} if counts else set()
         if counts and others - {len(counts)}:
@@ -251,6 +214,33 @@ class Envelope(Frozen):
                 f"have {max(others - {len(counts)})} experts; give an imbalance in its place"
             )
         return self
+
+    def _batches_have_a_price(self) -> None:
+        rule, beta = self.critical_batch, self.law.beta
+        if isinstance(rule, LossCriticalBatch) and rule.exponent * beta >= 1.0:
+            raise ValueError(
+                f"critical_batch: exponent={rule.exponent:g} times the law's beta={beta:g} must be "
+                f"below 1, or more tokens could count as fewer; nearest: {0.999 / beta:.4g}"
+            )
+        if self.global_batches is None:
+            return
+        if rule is None:
+            raise ValueError(
+                "global_batches needs critical_batch, without which a larger batch costs no tokens"
+            )
+        if self.batch.global_batch not in self.global_batches:
+            near = min(self.global_batches, key=lambda b: abs(b - self.batch.global_batch))
+            raise ValueError(
+                f"batch.global_batch={self.batch.global_batch} must be one of global_batches; "
+                f"nearest: {near}"
+            )
+
+    @property
+    def loss_source(self) -> str:
+        """What a loss rests on: the law, and the critical batch where there is one."""
+        sources = [Source(self.law.basis)]
+        sources += [] if self.critical_batch is None else [self.critical_batch.source]
+        return weakest(sources).value
 
     @property
     def window_s(self) -> float:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mosaic_opt.report_wider import dropped_points, spend_row
+from mosaic_opt.report_wider import dropped_points, efficiency_row, spend_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,6 +171,7 @@ def render_solution(solution: Solution) -> RenderableType:
                         f"{number(best.tokens)}  ({best.tokens_per_parameter:.1f} a parameter; "
                         f"set by the {best.binding.replace('_', ' ')})",
                     ),
+                    *efficiency_row(best.token_efficiency),
                     ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
                     *spend_row(best.spend),
                     ("layout", str(best.plan)),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from mosaic_opt.result import Solution
     from mosaic_opt.spending import Spend
+    from mosaic_opt.token_efficiency import TokenEfficiency
 
 
 def dropped_points(solution: Solution) -> list[RenderableType]:
@@ -20,6 +21,22 @@ def dropped_points(solution: Solution) -> list[RenderableType]:
     reasons = "; ".join(f"{why}: {n:,}" for why, n in solution.dropped_points.items())
     points = solution.counts.grid_points
     return [Text(f"Of {points:,} points of the grid some are no candidate: {reasons}.")]
+
+
+def efficiency_row(worth: TokenEfficiency | None) -> list[tuple[str, str]]:
+    """Return a row where tokens are worth more or less at the batch."""
+    if worth is None:
+        return []
+    origin = f"; {worth.origin}" if worth.origin else ""
+    return [
+        (
+            "worth",
+            f"{worth.tokens_effective:.4g} tokens of the law's, "
+            f"{100 * worth.tokens_effective / worth.tokens:.1f}%: batch {worth.batch_tokens:.4g}, "
+            f"critical batch {worth.critical_batch_tokens:.4g}, batch of the law's runs "
+            f"{worth.reference_batch_tokens:.4g} tokens  [{worth.source.value}{origin}]",
+        )
+    ]
 
 
 def spend_row(spend: Spend | None) -> list[tuple[str, str]]:

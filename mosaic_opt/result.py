@@ -11,6 +11,7 @@ from pydantic import ConfigDict, ValidationError
 from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.spending import Spend
+from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
@@ -84,8 +85,9 @@ class Optimum(_Finite):
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
     ``step``, which has the breakdown and what each number rests on. ``goodput`` is the share of the
-    window that trains [-]. ``spend`` is what the run takes of the envelope's budget, and None where
-    days are given.
+    window that trains [-]. ``token_efficiency`` is what the tokens are worth at the batch, and None
+    where each is worth the same. ``spend`` is what the run takes of the envelope's budget, and None
+    where days are given.
     """
 
     architecture: dict[str, Any]
@@ -98,6 +100,7 @@ class Optimum(_Finite):
     binding: str
     loss: float
     loss_source: str
+    token_efficiency: TokenEfficiency | None = None
     mfu: float
     mfu_convention: str
     step_time_s: float

@@ -198,10 +198,11 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
     envelope, plan = problem.envelope, problem.table.plan(best.row)
     step = problem.reprice(best.index, plan)
     n_active = problem.n_active(best.index)
+    worth = problem.efficiency(best.index, best.tokens)
     law_flags = envelope.law.flags(
         n_total=float(problem.n_total(best.index)),
         n_active=float(n_active),
-        tokens=best.tokens,
+        tokens=best.tokens if worth is None else worth.tokens_effective,
         expert_split=problem.expert_split(best.index),
     )
     shape_flags = envelope.law.shape_range.flags(shape_of(problem.architectures[best.index]))
@@ -217,7 +218,8 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         goodput_source=goodput.source,
         binding=best.binding,
         loss=best.loss,
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
+        token_efficiency=worth,
         mfu=step.mfu,
         mfu_convention=step.mfu_convention.value,
         step_time_s=step.step_time_s,

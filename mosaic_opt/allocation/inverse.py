@@ -205,7 +205,7 @@ def invert(
         best=best,
         by_nodes=tuple(reached),
         missed=tuple(missed),
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
         price_source=Source.ASSUMED,
         provenance=provenance(Problem(envelope), "enumerate"),
     )

@@ -186,7 +186,7 @@ def phases(
         candidates=len(problem.architectures),
         with_layout=len(curves),
         phases=tuple(_phase(problem, curves[group[0].candidate], group) for group in groups),
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
         provenance=provenance(problem, "enumerate"),
     )
 
