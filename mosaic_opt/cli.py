@@ -91,8 +91,15 @@ def _solve_batches(envelope: Any, searcher: Any, limits: Any, json_to: str | Non
     from mosaic_opt.batch_choice import solve_batches
     from mosaic_opt.report_batches import render_batches
 
+    order = sorted(set(envelope.global_batches))
     with Bar() as bar:
-        choice = solve_batches(envelope, backend=searcher, limits=limits, progress=bar.update)
+        choice = solve_batches(
+            envelope,
+            backend=searcher,
+            limits=limits,
+            progress=bar.update,
+            started=lambda batch: bar.count("global batches", order.index(batch), len(order)),
+        )
     emit(lambda: render_batches(choice), choice.to_json, json_to)
     if choice.best_batch is None:
         raise typer.Exit(EXIT_INFEASIBLE)

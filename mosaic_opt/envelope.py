@@ -86,12 +86,14 @@ _BOUGHT = object()  # no window is given
 
 def _window(value: Any, info: ValidationInfo) -> Any:
     """Take the window as it is given, or the days that the budget buys."""
-    budget, cluster = info.data.get("budget"), info.data.get("cluster")
     bought = value is _BOUGHT
-    if bought and budget is None:
-        raise PydanticKnownError("missing")
-    if budget is None or cluster is None:  # of a cluster that is refused
+    if not {"budget", "cluster"} <= info.data.keys():  # refused themselves, which is all to say
         return 1.0 if bought else value
+    budget, cluster = info.data["budget"], info.data["cluster"]
+    if budget is None:
+        if bought:
+            raise PydanticKnownError("missing")
+        return value
     days = budget.days(cluster.n_devices)
     if not bought and not (isinstance(value, float | int) and isclose(value, days)):
         raise ValueError(

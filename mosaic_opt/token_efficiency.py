@@ -152,8 +152,8 @@ class ConstantCriticalBatch(_CriticalBatch):
 class TokensCriticalBatch(_CriticalBatch):
     """A critical batch that grows with tokens: ``batch_tokens (D_eff / at_tokens)^exponent``.
 
-    Zhang et al. (arXiv 2410.21676) and Bergsma et al. (arXiv 2505.13738) find exponents of 0.47 and
-    0.46, and next to no dependence on the size of the model.
+    Zhang et al. (arXiv 2410.21676) and Bergsma et al. (arXiv 2505.13738) find exponents of 0.46 to
+    0.47, and next to no dependence on the size of the model.
 
     Attributes
     ----------

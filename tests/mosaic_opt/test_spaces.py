@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from lawfit import MOSAIC_TABLE2, ShapeRange
+from mosaic_opt.cli import app
 from mosaic_opt.envelope import example, parse_envelope
 from mosaic_opt.errors import EnvelopeError
 from mosaic_opt.problem import Problem
@@ -214,3 +216,13 @@ def test_the_page_says_what_was_dropped() -> None:
     page = " ".join(render_text(solution).split())
     assert "Of 32 points of the grid some are no candidate: head_dim does not divide" in page
     assert solve(tiny_envelope()).dropped_points is None
+
+
+def test_the_name_of_a_candidate_is_a_model_of_the_command_line() -> None:
+    (model,) = family(
+        d_model=[1024], aspect_ratio=[64.0], n_experts=[8], top_k=[2], expert_split=[2]
+    ).architectures()
+    options = ["--plan", "ep=8", "--cluster", "p6-b200:1", "--global-batch", "32", "--seq", "1024"]
+    done = CliRunner().invoke(app, ["step", "--model", model.name, *options, "--json", "-"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["architecture"]["n_layers"] == model.n_layers == 16
