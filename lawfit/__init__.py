@@ -25,6 +25,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.shapes import ShapeRange
 from lawfit.validity import Interval, ValidRange
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "PrintedCoefficient",
     "Quantity",
     "ScalingLaw",
+    "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "law_from_mapping",

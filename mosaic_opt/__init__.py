@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
+    from mosaic_opt.batch_choice import BatchChoice, solve_batches
     from mosaic_opt.certificate import Certificate, certify
     from mosaic_opt.comparison import Comparison, compare
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
@@ -35,6 +36,7 @@ _HOMES = {
     "Agreement": "agreement",
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
+    "BatchChoice": "batch_choice",
     "Certificate": "certificate",
     "Comparison": "comparison",
     "CpSat": "backends.cpsat.search",
@@ -68,12 +70,14 @@ _HOMES = {
     "relax": "backends.gp",
     "search_stages": "stage_search",
     "solve": "solver",
+    "solve_batches": "batch_choice",
 }
 
 __all__ = [
     "Agreement",
     "AllocationLaw",
     "Backend",
+    "BatchChoice",
     "Certificate",
     "Comparison",
     "CpSat",
@@ -107,6 +111,7 @@ __all__ = [
     "relax",
     "search_stages",
     "solve",
+    "solve_batches",
 ]
 
 

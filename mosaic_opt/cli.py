@@ -75,12 +75,34 @@ def solve(
     problem = read_envelope(envelope, example)
     searcher = _backend(backend, workers)
     limits = Limits(time_s=time_limit)
+    if problem.global_batches is not None:
+        _solve_batches(problem, searcher, limits, json_to)
+        return
     with Bar() as bar:
         solution = search(problem, backend=searcher, limits=limits, progress=bar.update)
     emit(lambda: render_solution(solution), solution.to_json, json_to)
     if Capability.INCUMBENT not in searcher.provides and solution.bounds.dual is not None:
         return  # a bound is all that was asked for
     if solution.status in (Status.INFEASIBLE, Status.UNKNOWN):
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _solve_batches(envelope: Any, searcher: Any, limits: Any, json_to: str | None) -> None:
+    """Answer an envelope that lists global batches."""
+    from mosaic_opt.batch_choice import solve_batches
+    from mosaic_opt.report_batches import render_batches
+
+    order = sorted(set(envelope.global_batches))
+    with Bar() as bar:
+        choice = solve_batches(
+            envelope,
+            backend=searcher,
+            limits=limits,
+            progress=bar.update,
+            started=lambda batch: bar.count("global batches", order.index(batch), len(order)),
+        )
+    emit(lambda: render_batches(choice), choice.to_json, json_to)
+    if choice.best_batch is None:
         raise typer.Exit(EXIT_INFEASIBLE)
 
 

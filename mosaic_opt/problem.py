@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
+from mosaic_opt.errors import MosaicError
+from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
@@ -116,6 +118,11 @@ class Problem:
     """An envelope with its candidates, layouts, constants and law at hand."""
 
     def __init__(self, envelope: Envelope) -> None:
+        if envelope.global_batches is not None:
+            raise MosaicError(
+                "global_batches lists several batches, and this answers for one: solve_batches, or "
+                "mosaic solve, takes each in turn."
+            )
         self.envelope = envelope
         self.architectures: tuple[Architecture, ...] = envelope.candidates.architectures()
         self.profile: StackProfile = load_stack(envelope.stack)
@@ -215,15 +222,33 @@ class Problem:
         )
 
     def loss(self, index: int, tokens: float) -> float:
-        """Return the law's loss of a candidate after ``tokens`` tokens [nats/token]."""
+        """Return the law's loss of a candidate after ``tokens`` tokens [nats/token].
+
+        Under a critical batch the law sees the tokens that they count as (`efficiency`).
+        """
+        worth = self.efficiency(index, tokens)
         return float(
             self.envelope.law.loss(
                 n_total=float(self.n_total(index)),
                 n_active=float(self.n_active(index)),
-                tokens=tokens,
+                tokens=tokens if worth is None else worth.tokens_effective,
                 expert_split=self.expert_split(index),
             )
         )
+
+    def efficiency(self, index: int, tokens: float) -> TokenEfficiency | None:
+        """Return what the tokens of a candidate are worth; None where each is worth the same."""
+        rule, law = self.envelope.critical_batch, self.envelope.law
+        if rule is None:
+            return None
+        b, beta = law.token_term
+        floor = law.floor(
+            n_total=float(self.n_total(index)),
+            n_active=float(self.n_active(index)),
+            expert_split=self.expert_split(index),
+        )
+        batch = float(self.envelope.batch.tokens)
+        return rule.efficiency(tokens, batch, lambda effective: floor + b * effective**-beta)
 
     def expert_split(self, index: int) -> float:
         """G of a candidate; 1 for a dense model, which has no split [-]."""
@@ -283,7 +308,10 @@ class Problem:
         )
         found = np.full(len(indices), inf)
         some = budget > 0.0  # False for NaN
-        if some.any():
+        if self.envelope.critical_batch is not None:
+            for i in np.flatnonzero(some):
+                found[i] = self.loss(int(indices[i]), float(budget[i]))
+        elif some.any():
             at = indices[some]
             found[some] = self.envelope.law.loss(
                 n_total=sizes.n_total[at],

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mosaic_opt.report_wider import dropped_points, efficiency_row, spend_row
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from perfmodel.validation.scoreboard import Scoreboard
 
 PAGE_WIDTH = 100
+_LONG_NAME = 30  # letters
 
 
 def as_text(renderable: RenderableType, width: int = PAGE_WIDTH) -> str:
@@ -58,6 +61,11 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
+def short_name(name: str) -> str:
+    """Write a candidate's name without the word that says how it was made."""
+    return name.removeprefix("ladder:").removeprefix("family:")
+
+
 def short_plan(candidate: Candidate) -> str:
     """Write a plan without the degrees that are 1."""
     return _short(str(candidate.plan))
@@ -77,7 +85,7 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
     )
     for c in candidates:
         table.add_row(
-            escape(f"{c.rank:>3} {c.name.removeprefix('ladder:')}"),
+            escape(f"{c.rank:>3} {short_name(c.name)}"),
             number(c.n_active),
             number(c.n_total),
             f"{c.sparsity:.3f}",
@@ -89,6 +97,11 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
             f"{c.delta_loss:.4f}",
             short_plan(c),
         )
+    if any(len(short_name(c.name)) > _LONG_NAME for c in candidates):
+        for column in table.columns[1:-1]:
+            column.no_wrap = True
+        table.columns[0].no_wrap = False  # what folds is the name, not the numbers
+        table.columns[0].overflow = "fold"
     return table
 
 
@@ -158,7 +171,9 @@ def render_solution(solution: Solution) -> RenderableType:
                         f"{number(best.tokens)}  ({best.tokens_per_parameter:.1f} a parameter; "
                         f"set by the {best.binding.replace('_', ' ')})",
                     ),
+                    *efficiency_row(best.token_efficiency),
                     ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
+                    *spend_row(best.spend),
                     ("layout", str(best.plan)),
                     (
                         "step",
@@ -210,6 +225,7 @@ def render_solution(solution: Solution) -> RenderableType:
             f"bound, {counts.unexamined:,} not reached. {_feasible(counts)}"
         )
     )
+    parts += dropped_points(solution)
     parts += _rejections(solution)
     parts.append(Text(_certificate_line(solution)))
     if best is not None:

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, ValidationError
 
 from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.spending import Spend
+from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
@@ -128,7 +130,9 @@ class Optimum(_Finite):
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
     ``step``, which has the breakdown and what each number rests on. ``goodput`` is the share of the
-    window that trains [-].
+    window that trains [-]. ``token_efficiency`` is what the tokens are worth at the batch, and None
+    where each is worth the same. ``spend`` is what the run takes of the envelope's budget, and None
+    where days are given.
     """
 
     architecture: dict[str, Any]
@@ -141,6 +145,7 @@ class Optimum(_Finite):
     binding: str
     loss: float
     loss_source: str
+    token_efficiency: TokenEfficiency | None = None
     mfu: float
     mfu_convention: str
     step_time_s: float
@@ -148,6 +153,7 @@ class Optimum(_Finite):
     learning_rate: float
     model_flop: float
     step: StepEstimate
+    spend: Spend | None = None
     flags: tuple[str, ...]
 
 
@@ -203,6 +209,9 @@ class Solution(_Finite):
     ruled_out : tuple of RuledOut
         Those that a bound put behind every near-tie, without the price of every layout.
     counts : Tally
+    dropped_points : dict or None
+        How many points of the grid are no candidate, by reason; None for a space that does not
+        say (a ladder, or a list of models).
     certificate : Certificate
     provenance : dict
         Packs and their hashes, law, versions, and the envelope itself.
@@ -221,6 +230,7 @@ class Solution(_Finite):
     rejected: tuple[Rejected, ...]
     ruled_out: tuple[RuledOut, ...]
     counts: Tally
+    dropped_points: dict[str, int] | None = None
     certificate: Certificate
     provenance: dict[str, Any]
 

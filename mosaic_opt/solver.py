@@ -27,6 +27,7 @@ from mosaic_opt.result import (
     Status,
     Tally,
 )
+from mosaic_opt.spaces import FamilySpace, UnionSpace, shape_of
 
 
 def solve(
@@ -79,6 +80,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
     near = tuple(c for c in candidates if tolerance is not None and c.delta_loss <= tolerance)
     dual = report.dual_bound if abs(report.dual_bound) < float("inf") else None
     primal = best.loss if best is not None else None
+    space = problem.envelope.candidates
     return Solution(
         name=problem.envelope.name,
         status=_status(report, certificate),
@@ -100,6 +102,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         rejected=tuple(_rejected(problem, o) for o in report.outcomes if not o.feasible),
         ruled_out=tuple(_ruled_out(problem, d) for d in report.discarded),
         counts=_tally(problem, report),
+        dropped_points=space.dropped if isinstance(space, FamilySpace | UnionSpace) else None,
         certificate=certificate,
         provenance=provenance(problem, backend),
     )
@@ -223,24 +226,28 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
     envelope, plan = problem.envelope, problem.table.plan(best.row)
     step = problem.reprice(best.index, plan)
     n_active = problem.n_active(best.index)
+    worth = problem.efficiency(best.index, best.tokens)
     law_flags = envelope.law.flags(
         n_total=float(problem.n_total(best.index)),
         n_active=float(n_active),
-        tokens=best.tokens,
+        tokens=best.tokens if worth is None else worth.tokens_effective,
         expert_split=problem.expert_split(best.index),
     )
+    shape_flags = envelope.law.shape_range.flags(shape_of(problem.architectures[best.index]))
     goodput = envelope.goodput_of(problem.architectures[best.index])
+    available = problem.tokens(best.index, best.step_s).available
     return Optimum(
         architecture=step.architecture,
         plan=plan,
         tokens=best.tokens,
         tokens_per_parameter=best.tokens / n_active,
-        tokens_available=problem.tokens(best.index, best.step_s).available,
+        tokens_available=available,
         goodput=goodput.value or 0.0,
         goodput_source=goodput.source,
         binding=best.binding,
         loss=best.loss,
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
+        token_efficiency=worth,
         mfu=step.mfu,
         mfu_convention=step.mfu_convention.value,
         step_time_s=step.step_time_s,
@@ -248,7 +255,11 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         learning_rate=peak_learning_rate(n_active=float(n_active), tokens=best.tokens),
         model_flop=6.0 * n_active * best.tokens,
         step=step,
-        flags=(*(f"law: {flag}" for flag in law_flags), *step.flags),
+        spend=envelope.budget
+        and envelope.budget.spend(
+            envelope.cluster.n_devices, envelope.window_days, best.tokens / available
+        ),
+        flags=(*(f"law: {flag}" for flag in (*law_flags, *shape_flags)), *step.flags),
     )
 
 
