@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mosaic_opt.allocation.phases import Phases, PhasesByNodes, phases, phases_by_nodes
     from mosaic_opt.allocation.regime import AllocationLaw, allocation_law
     from mosaic_opt.backends.base import Backend, Limits, Progress, Report
+    from mosaic_opt.backends.branch import BranchAndBound
     from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
     from mosaic_opt.stage_search import StageSearch, search_stages
+    from mosaic_opt.verification import Verification, verify
 
 _HOMES = {
     "Agreement": "agreement",
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
     "BatchChoice": "batch_choice",
+    "BranchAndBound": "backends.branch",
     "Certificate": "certificate",
     "Comparison": "comparison",
     "CpSat": "backends.cpsat.search",
@@ -56,6 +59,7 @@ _HOMES = {
     "Solution": "result",
     "StageSearch": "stage_search",
     "Status": "result",
+    "Verification": "verification",
     "allocation_law": "allocation.regime",
     "certify": "certificate",
     "compare": "comparison",
@@ -71,6 +75,7 @@ _HOMES = {
     "search_stages": "stage_search",
     "solve": "solver",
     "solve_batches": "batch_choice",
+    "verify": "verification",
 }
 
 __all__ = [
@@ -78,6 +83,7 @@ __all__ = [
     "AllocationLaw",
     "Backend",
     "BatchChoice",
+    "BranchAndBound",
     "Certificate",
     "Comparison",
     "CpSat",
@@ -97,6 +103,7 @@ __all__ = [
     "Solution",
     "StageSearch",
     "Status",
+    "Verification",
     "allocation_law",
     "certify",
     "compare",
@@ -112,6 +119,7 @@ __all__ = [
     "search_stages",
     "solve",
     "solve_batches",
+    "verify",
 ]
 
 

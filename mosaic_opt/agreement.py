@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple
 
 from mosaic_opt.backends.base import Capability, Report, Termination
 from mosaic_opt.certificate import RELATIVE_TOLERANCE, Certificate
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.outcome import Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.frozen import Frozen
 
 PRICE_CHECKS = frozenset({"step_time", "memory", "loss"})

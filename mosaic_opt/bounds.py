@@ -6,16 +6,14 @@ the certificate that checks the discarding both go through here, and through no 
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic_opt.problem import Outcome, Problem
-from perfmodel.bounds import Blocks, block_floors, blocks_of
-from perfmodel.plan import RuleMasks
-from perfmodel.rules import architecture_values
+from mosaic_opt.outcome import Discarded, Outcome
+from mosaic_opt.problem import Problem
+from perfmodel.bounds import block_floors
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -29,16 +27,7 @@ class Bounds:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.blocks: Blocks = blocks_of(problem.table, problem.loads)
-
-    @cached_property
-    def _rules(self) -> RuleMasks:
-        """What the rules say of whole blocks: those that read what its layouts have in common."""
-        table, n = self.problem.table, len(self.blocks.values)
-        alike = {name: int(c[0]) for name, c in table.columns.items() if (c == c[0]).all()}
-        whole = self.blocks.values[:, 1:5].astype(np.int64)
-        columns = {name: np.full(n, value) for name, value in (alike | table.codes).items()}
-        return RuleMasks(columns | dict(zip(("etp", "ep", "pp", "vpp"), whole.T, strict=True)))
+        self.blocks = problem.blocks
 
     def floors(self, indices: Indices) -> Floats:
         """Bound the step of every block under some candidates, shape (candidates, blocks) [s].
@@ -47,14 +36,12 @@ class Bounds:
         """
         problem = self.problem
         envelope = problem.envelope
-        if not len(self.blocks.values):
-            return np.empty((len(indices), 0))
-        architectures = [problem.architectures[i] for i in indices]
-        values = [architecture_values(a.rule_variables()) for a in architectures]
-        possible = np.stack([self._rules.mask(of_one) for of_one in values])
+        if not len(self.blocks.values) or not len(indices):
+            return np.empty((len(indices), len(self.blocks.values)))
+        possible = np.stack([problem.block_rules.mask(problem.rule_values[i]) for i in indices])
         possible &= self.blocks.values[:, 2] <= problem.largest_ep
         return block_floors(
-            architectures,
+            problem.records[indices],
             self.blocks,
             possible,
             hardware=envelope.cluster.constants_for(envelope.batch.precision),
@@ -115,3 +102,24 @@ class Bounds:
         """
         legal = self.problem.legal_rows(index)
         return legal[floors[self.blocks.of_row[legal]] <= cutoff_s], len(legal)
+
+    def examine(self, index: int, floors: Floats, cutoff_s: float) -> Outcome | Discarded:
+        """Price the layouts of a candidate in blocks whose bound is at most a cutoff.
+
+        Returns
+        -------
+        Outcome or Discarded
+            Discarded if the best of them is not better than the bounds of the others; whole, with
+            no rule read, where the cutoff is 0.
+        """
+        problem = self.problem
+        if cutoff_s <= 0.0:
+            return problem.discarded_whole(index, float(floors.min(initial=inf)))
+        rows, legal = self.rows(index, floors, cutoff_s)
+        priced = problem.priced(index, rows)
+        best = problem.best_of(priced)
+        step_s = inf if best is None else float(priced.step_s[best])
+        ahead_s = float(floors[floors > cutoff_s].min(initial=inf))
+        if cutoff_s == inf or step_s < ahead_s:
+            return problem.outcome(index, priced, best, legal=legal, cutoff_s=cutoff_s)
+        return Discarded(index, cutoff_s, ahead_s, problem.counts(priced, legal))

@@ -10,13 +10,14 @@ tests hold against brute force.
 
 from __future__ import annotations
 
-from math import inf, isclose, isfinite
+from math import inf, isclose, isfinite, isnan, nan
 from typing import Protocol
 
 import numpy as np
 
 from mosaic_opt.bounds import Bounds, Floats, Indices
-from mosaic_opt.problem import Discarded, Outcome, Problem
+from mosaic_opt.outcome import Discarded, Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.frozen import Frozen
 
 RELATIVE_TOLERANCE = 1e-9
@@ -91,7 +92,7 @@ def _price_checks(problem: Problem, outcome: Outcome) -> list[Check]:
     estimate = problem.reprice(outcome.index, plan)  # raises if the plan is illegal
     step_s, memory = estimate.step_time_s, estimate.memory_bytes
     budget = problem.tokens(outcome.index, step_s)
-    loss = problem.loss(outcome.index, budget.tokens)
+    loss = nan if isnan(budget.tokens) else problem.loss(outcome.index, budget.tokens)
     fits = memory <= problem.envelope.memory_cap_bytes
     return [
         _check(
@@ -165,21 +166,22 @@ class _Discards:
             sound = ahead_s == inf or step_s < ahead_s
         if not sound:
             self.unsound.append(one.index)
-        if isinstance(one, Discarded) and one.counts == self.problem.all_discarded:
-            priced, legal = (floors <= one.cutoff_s).sum(), len(self.problem.table)
-        else:
+        counts = one.counts
+        priced, legal = 0, counts.plans  # a cutoff of 0 discards all layouts, legal or not
+        if one.cutoff_s > 0.0:
             rows, legal = self.bounds.rows(one.index, floors, one.cutoff_s)
             priced = len(rows)
-        counts = one.counts
-        agree = (counts.priced, counts.discarded) == (priced, legal - priced)
-        if not agree or counts.plans - counts.infeasible != legal:
+        whole = (len(self.problem.table) - legal, priced, legal - priced)
+        if (counts.infeasible, counts.priced, counts.discarded) != whole:
             self.miscounted.append(one.index)
 
 
 def _discard_checks(problem: Problem, claims: Claims) -> list[Check]:
     """Compute the bounds of discarded blocks again, and what they leave to be priced."""
     n = range(len(problem.architectures))
-    every: list[Outcome | Discarded] = [o for o in claims.outcomes if o.cutoff_s < inf]
+    every: list[Outcome | Discarded] = [
+        o for o in claims.outcomes if o.cutoff_s < inf or o.counts.discarded
+    ]
     every = [o for o in (*every, *claims.discarded) if o.index in n]
     discards = _Discards(problem, claims)
     for place in range(0, len(every), _AT_ONCE):

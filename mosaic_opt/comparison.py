@@ -63,11 +63,12 @@ class Incumbent(_Finite):
 class Effort(_Finite):
     """What a search went through.
 
-    ``candidates`` examined, and (architecture, layout) pairs:
+    ``candidates`` examined and ``ruled_out`` by bounds, and (architecture, layout) pairs:
     ``priced + infeasible + discarded + unexamined = plans`` of the comparison.
     """
 
     candidates: int
+    ruled_out: int
     priced: int
     infeasible: int
     discarded: int
@@ -360,6 +361,7 @@ def _row(
         gap=solution.bounds.gap,
         effort=Effort(
             candidates=len(claim.report.outcomes),
+            ruled_out=counts.ruled_out_architectures,
             priced=counts.priced,
             infeasible=counts.infeasible,
             discarded=counts.discarded,

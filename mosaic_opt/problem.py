@@ -10,108 +10,27 @@ its loss from the law:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from math import ceil, floor, inf, isfinite, log10
-from typing import NamedTuple
+from math import inf, nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
+from mosaic_opt.envelope import Envelope
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.outcome import Counts, Discarded, Outcome, Priced, Sizes, Tokens
+from mosaic_opt.rejection import Rejection, without_layout, without_tokens
 from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
+from perfmodel.bounds import Blocks, blocks_of
 from perfmodel.calibration.stacks import StackProfile, load_stack
-from perfmodel.layout_search import nearest_to_legal
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import Plan, PlanTable, legal_mask
+from perfmodel.plan import Plan, PlanTable, RuleMasks, legal_mask
+from perfmodel.records import as_records
+from perfmodel.rules import architecture_values
 from perfmodel.step import StepEstimate, estimate
-
-
-class Tokens(NamedTuple):
-    """Token budget of a candidate, or why it has none."""
-
-    tokens: float  # NaN if the rule cannot be met
-    available: float  # D*: all that the window allows
-    binding: str  # "window", "max_tokens_per_parameter", "max_tokens", "grid", or the broken rule
-
-
-class Counts(NamedTuple):
-    """How the (architecture, layout) pairs of a candidate fared.
-
-    ``plans = infeasible + priced + discarded``.
-    """
-
-    plans: int  # layouts of the space
-    infeasible: int  # that break a rule of the architecture; not priced
-    priced: int
-    discarded: int  # ruled out by a bound of their block; not priced
-    over_memory: int  # of the priced: more than the memory cap
-    refused: int  # of the priced: fit, but need a surface beyond its range
-
-
-class Sizes(NamedTuple):
-    """What the losses of all candidates depend on beside their steps; arrays of shape (n,)."""
-
-    n_total: NDArray[np.float64]  # [-]
-    n_active: NDArray[np.float64]  # [-]
-    expert_split: NDArray[np.float64]  # [-]
-    tokens: NDArray[np.float64]  # that the window delivers, times the step's time [s]
-
-
-class Priced(NamedTuple):
-    """Layouts that are legal for a candidate, with their prices; arrays of shape (rows,)."""
-
-    rows: NDArray[np.int64]  # of the problem's table, ascending
-    step_s: NDArray[np.float64]  # [s]
-    memory_bytes: NDArray[np.float64]  # [B]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the lower level found for one candidate.
-
-    ``row`` is the best layout's row in the problem's table, or -1; ``nearest_row`` is then the best
-    layout of a candidate that only lacks tokens. ``reason`` and ``detail`` say why, and
-    ``shortfall`` what the smallest help would be: bytes a device (reason "memory") or seconds of
-    window ("tokens"); NaN where no number says it. Layouts in blocks whose bound is above
-    ``cutoff_s`` were not priced; inf where all legal ones were.
-    """
-
-    index: int
-    cutoff_s: float
-    row: int
-    step_s: float
-    memory_bytes: float
-    tokens: float
-    loss: float
-    binding: str
-    reason: str
-    detail: str
-    shortfall: float
-    counts: Counts
-    nearest_row: int = -1
-
-    @property
-    def feasible(self) -> bool:
-        """Whether the candidate has a layout and a token budget."""
-        return self.row >= 0
-
-
-@dataclass(frozen=True)
-class Discarded:
-    """A candidate that is worse than every answer, by the bounds of its blocks of layouts.
-
-    Layouts in blocks whose bound is at most ``cutoff_s`` were priced, and those in the others have
-    no shorter step than ``bound_s``; neither have the priced ones. inf where nothing fits.
-    """
-
-    index: int
-    cutoff_s: float  # [s]
-    bound_s: float  # no layout has a shorter step [s]
-    counts: Counts
 
 
 class Problem:
@@ -164,6 +83,30 @@ class Problem:
         """Largest expert-parallel group that the pack prices; inf where it refuses none [-]."""
         return self.envelope.cluster.pack.refused_above("all_to_all", "size")
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Blocks of layouts that share a bound."""
+        return blocks_of(self.table, self.loads)
+
+    @cached_property
+    def block_rules(self) -> RuleMasks:
+        """What the rules say of whole blocks: those that read what its layouts have in common."""
+        n = len(self.blocks.values)
+        alike = {name: int(c[0]) for name, c in self.table.columns.items() if (c == c[0]).all()}
+        whole = self.blocks.values[:, 1:5].astype(np.int64)
+        columns = {name: np.full(n, value) for name, value in (alike | self.table.codes).items()}
+        return RuleMasks(columns | dict(zip(("etp", "ep", "pp", "vpp"), whole.T, strict=True)))
+
+    @cached_property
+    def rule_values(self) -> tuple[dict[str, int], ...]:
+        """What the rules read of each candidate."""
+        return tuple(architecture_values(a.rule_variables()) for a in self.architectures)
+
+    @cached_property
+    def records(self) -> NDArray[np.void]:
+        """The sizes of each candidate as compiled kernels read them, shape (candidates,)."""
+        return as_records([a.dims for a in self.architectures])
+
     def n_active(self, index: int) -> int:
         """Return the active parameters under the envelope's convention [-]."""
         return self.architectures[index].n_active(self.envelope.parameter_convention)
@@ -174,7 +117,7 @@ class Problem:
 
     def legal_rows(self, index: int) -> NDArray[np.int64]:
         """Return the rows of the table that are legal for a candidate, ascending."""
-        mask = legal_mask(self.table, self.architectures[index].rule_variables())
+        mask = legal_mask(self.table, self.rule_values[index])
         return np.flatnonzero(mask).astype(np.int64)
 
     def price(
@@ -367,36 +310,38 @@ class Problem:
         cutoff_s : float
             See `Outcome`.
         """
-        rows, step_s, memory = priced
-        fits = memory <= self.envelope.memory_cap_bytes
-        refused = self._refused[rows]
         counts = self.counts(priced, legal)
         if best is None:
-            return self._without_layout(index, counts, memory, fits, refused)
-        budget = self.tokens(index, float(step_s[best]))
-        if np.isnan(budget.tokens):
-            rejected = self._without_tokens(index, counts, budget)
-            return replace(
-                rejected,
-                step_s=float(step_s[best]),
-                memory_bytes=float(memory[best]),
-                nearest_row=int(rows[best]),
-                cutoff_s=cutoff_s,
+            why = without_layout(
+                self.envelope,
+                self.table,
+                self.architectures[index],
+                priced.memory_bytes,
+                self._refused[priced.rows],
+                self.largest_all_to_all,
             )
-        return Outcome(
-            index=index,
-            cutoff_s=cutoff_s,
-            row=int(rows[best]),
-            step_s=float(step_s[best]),
-            memory_bytes=float(memory[best]),
+            return self._outcome(index, cutoff_s, counts, why)
+        step_s, memory = float(priced.step_s[best]), float(priced.memory_bytes[best])
+        row = int(priced.rows[best])
+        budget = self.tokens(index, step_s)
+        if np.isnan(budget.tokens):
+            why = without_tokens(self.envelope, float(self.n_active(index)), budget.available)
+            rejected = self._outcome(index, cutoff_s, counts, why)
+            return replace(rejected, step_s=step_s, memory_bytes=memory, nearest_row=row)
+        return replace(
+            self._outcome(index, cutoff_s, counts, Rejection("", "", nan)),
+            row=row,
+            step_s=step_s,
+            memory_bytes=memory,
             tokens=budget.tokens,
             loss=self.loss(index, budget.tokens),
             binding=budget.binding,
-            reason="",
-            detail="",
-            shortfall=float("nan"),
-            counts=counts,
         )
+
+    @staticmethod
+    def _outcome(index: int, cutoff_s: float, counts: Counts, why: Rejection) -> Outcome:
+        """Return an outcome without a layout."""
+        return Outcome(index, cutoff_s, -1, nan, nan, nan, nan, "", *why, counts)
 
     def discarded_whole(self, index: int, bound_s: float) -> Discarded:
         """Return a candidate none of whose layouts was looked at; ``bound_s`` of its step."""
@@ -427,76 +372,3 @@ class Problem:
         return np.array(
             [np.min(allowed[memory <= cap], initial=np.inf) for cap in caps_bytes], dtype=np.float64
         )
-
-    def _without_layout(
-        self,
-        index: int,
-        counts: Counts,
-        memory: NDArray[np.float64],
-        fits: NDArray[np.bool_],
-        refused: NDArray[np.bool_],
-    ) -> Outcome:
-        cap = self.envelope.memory_cap_bytes
-        short = float("nan")
-        if not len(memory):
-            reason, detail = "no_legal_layout", self._why_illegal(index)
-        elif not fits.any():
-            leanest = float((memory if refused.all() else memory[~refused]).min())
-            short = leanest - cap
-            reason = "memory"
-            detail = (
-                f"the leanest layout needs {leanest / 1e9:.1f} GB of {cap / 1e9:.1f} GB: "
-                f"{short / 1e9:.1f} GB short on every device"
-            )
-        else:
-            reason = "beyond_measured_range"
-            detail = (
-                f"every layout that fits needs expert parallelism over more than "
-                f"{self.largest_all_to_all:g} ranks, which nobody measured; "
-                "extrapolation: flag would admit it"
-            )
-        return self._failed(index, counts, reason, detail, short)
-
-    def _why_illegal(self, index: int) -> str:
-        """Name the rules that a candidate breaks in the layout, of a sample, that breaks fewest."""
-        envelope = self.envelope
-        return nearest_to_legal(
-            self.table,
-            self.architectures[index].rule_variables(),
-            envelope.cluster.n_devices,
-            envelope.batch.seq_len,
-            envelope.batch.global_batch,
-        )
-
-    def _without_tokens(self, index: int, counts: Counts, budget: Tokens) -> Outcome:
-        rule, n_active = self.envelope.tokens, float(self.n_active(index))
-        least = rule.least_tokens_per_parameter
-        if rule.max_tokens is not None and rule.max_tokens < least * n_active:
-            detail = (
-                f"max_tokens={rule.max_tokens:g} is less than the {least * n_active:.4g} tokens "
-                f"that {least:g} tokens per parameter ask for"
-            )
-            return self._failed(index, counts, "tokens", detail, float("nan"))
-        reached = budget.available / n_active
-        more_days = self.envelope.window_days * (least / reached - 1.0) if reached else inf
-        if not isfinite(more_days):
-            window = f"a window of {self.envelope.window_days:g} days"
-            detail = f"its best layout sees next to no tokens in {window}"
-            return self._failed(index, counts, "tokens", detail, float("nan"))
-        more_days = max(more_days, 1e-9 * self.envelope.window_days)  # short by a rounding
-        detail = (
-            f"its best layout sees {reached:.4g} tokens per parameter in the window, of at least "
-            f"{least:g}: {_at_least(more_days)} more days would do"
-        )
-        return self._failed(index, counts, "tokens", detail, more_days * SECONDS_PER_DAY)
-
-    @staticmethod
-    def _failed(index: int, counts: Counts, reason: str, detail: str, shortfall: float) -> Outcome:
-        nan = float("nan")
-        return Outcome(index, inf, -1, nan, nan, nan, nan, "", reason, detail, shortfall, counts)
-
-
-def _at_least(value: float) -> str:
-    """Write a positive number with two digits, rounded up."""
-    step = 10.0 ** (floor(log10(value)) - 1)
-    return f"{ceil(value / step * (1.0 - 1e-12)) * step:.6g}"

@@ -84,8 +84,8 @@ def _answers(rows: Sequence[Row]) -> RenderableType:
 
 
 def _efforts(rows: Sequence[Row]) -> RenderableType:
-    columns = ("examined", "priced", "illegal", "discarded", "unexamined", "search s", "checks s")
-    table = grid("backend", *columns)
+    pairs = ("priced", "illegal", "discarded", "unexamined")
+    table = grid("backend", "examined", "ruled out", *pairs, "search s", "checks s")
     table.add_column("stopped", no_wrap=True)
     for row in rows:
         effort = row.effort
@@ -94,6 +94,7 @@ def _efforts(rows: Sequence[Row]) -> RenderableType:
         table.add_row(
             escape(row.backend),
             str(effort.candidates),
+            str(effort.ruled_out),
             str(effort.priced),
             str(effort.infeasible),
             str(effort.discarded),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite, isnan
 from typing import Literal
+
+import numpy as np
 
 from lawfit import peak_learning_rate
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
 from mosaic_opt.backends.registry import resolve
 from mosaic_opt.certificate import Certificate, certify
 from mosaic_opt.envelope import Envelope
-from mosaic_opt.problem import Counts, Discarded, Outcome, Problem
+from mosaic_opt.outcome import Counts, Discarded, Outcome
+from mosaic_opt.problem import Problem
 from mosaic_opt.result import (
     Bounds,
     Candidate,
@@ -100,7 +104,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
         rejected=tuple(_rejected(problem, o) for o in report.outcomes if not o.feasible),
-        ruled_out=tuple(_ruled_out(problem, d) for d in report.discarded),
+        ruled_out=_ruled_out(problem, report.discarded),
         counts=_tally(problem, report),
         dropped_points=space.dropped if isinstance(space, FamilySpace | UnionSpace) else None,
         certificate=certificate,
@@ -211,14 +215,21 @@ def _rejected(problem: Problem, outcome: Outcome) -> Rejected:
     )
 
 
-def _ruled_out(problem: Problem, discarded: Discarded) -> RuledOut:
-    tokens = problem.tokens(discarded.index, discarded.bound_s).tokens
-    return RuledOut(
-        name=problem.architectures[discarded.index].name,
-        index=discarded.index,
-        step_bound_s=_finite(discarded.bound_s),
-        loss_bound=None if isnan(tokens) else problem.loss(discarded.index, tokens),
-        layouts=_layouts(discarded.counts, discarded.cutoff_s),
+def _ruled_out(problem: Problem, discarded: Sequence[Discarded]) -> tuple[RuledOut, ...]:
+    indices = np.array([d.index for d in discarded], dtype=np.int64)
+    bounds_s = np.array([d.bound_s for d in discarded])
+    losses = problem.losses(indices, bounds_s).tolist()
+    everything = problem.all_discarded
+    whole = _layouts(everything, 0.0)
+    return tuple(
+        RuledOut(
+            name=problem.architectures[d.index].name,
+            index=d.index,
+            step_bound_s=_finite(d.bound_s),
+            loss_bound=_finite(loss),
+            layouts=whole if d.counts is everything else _layouts(d.counts, d.cutoff_s),
+        )
+        for d, loss in zip(discarded, losses, strict=True)
     )
 
 

@@ -219,8 +219,13 @@ class Architecture(Frozen):
         """Matrices of a feed-forward block: 3 with a gated unit (SwiGLU), else 2."""
         return 3 if self.gated else 2
 
-    def _count(self, experts: int, convention: ParameterConvention) -> int:
-        count = parameters.layers(self, experts) + parameters.norm(self)
+    @cached_property
+    def _layers(self) -> tuple[int, int]:
+        """Parameters of all layers: stored ones, those of one token."""
+        return parameters.layers(self, self.n_experts), parameters.layers(self, self.top_k)
+
+    def _count(self, layers: int, convention: ParameterConvention) -> int:
+        count = layers + parameters.norm(self)
         count += self.vocab_size if self.biases.head else 0
         count += 0 if self.extra is None else self.extra.parameters
         matrix = self.vocab_size * self.d_model
@@ -240,13 +245,13 @@ class Architecture(Frozen):
         ``L(2 d^2 + 256 d n_kv + 2d) + 3 d d_ff + (L-1)[(E+1) 3 d d_expert + d E] + d`` on its
         ladder (heads of 128, first layer dense, one shared expert).
         """
-        return self._count(self.n_experts, convention)
+        return self._count(self._layers[0], convention)
 
     def n_active(
         self, convention: ParameterConvention = ParameterConvention.WITHOUT_EMBEDDING_AND_HEAD
     ) -> int:
         """Return the parameters that work on one token, N_act [-]: K experts in place of E."""
-        return self._count(self.top_k, convention)
+        return self._count(self._layers[1], convention)
 
     @property
     def sparsity(self) -> float:

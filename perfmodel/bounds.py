@@ -24,7 +24,6 @@ A bound is lowered by `MARGIN`, for the rounding of sums in another order than t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from math import inf
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel._jit import compile_kernel, formula, formulas_digest, inner_formula
-from perfmodel.architecture import Architecture
 from perfmodel.attention import attention_weights, core_time
 from perfmodel.batch import PLAIN, Kernel
 from perfmodel.collectives import all_to_all_once_time, all_to_all_time
@@ -53,7 +51,7 @@ from perfmodel.memory import OptimizerDims, dense_of, rank_parameters, stages_ar
 from perfmodel.mesh import PlanDims, moe_layers_before, stage_content, state_shards
 from perfmodel.modes import ModeTotals
 from perfmodel.plan import PlanTable
-from perfmodel.records import as_record, as_records
+from perfmodel.records import as_record
 from perfmodel.schedule import in_flight_microbatches
 from perfmodel.stack import Stack
 
@@ -318,7 +316,7 @@ def blocks_of(table: PlanTable, loads: NDArray[np.float64]) -> Blocks:
 
 
 def block_floors(
-    architectures: Sequence[Architecture],
+    architectures: NDArray[np.void],
     blocks: Blocks,
     legal: NDArray[np.bool_],
     *,
@@ -335,6 +333,8 @@ def block_floors(
 
     Parameters
     ----------
+    architectures : structured array of shape (architectures,)
+        Their sizes, as :func:`perfmodel.records.as_records` makes them.
     legal : array of bool, shape (architectures, blocks)
         False where no layout of a block is legal.
     memory_cap_bytes : float
@@ -351,7 +351,7 @@ def block_floors(
     floor_s = np.empty(legal.shape)
     if legal.size:
         _kernel()(
-            as_records(tuple(a.dims for a in architectures)),
+            architectures,
             as_record(hardware),
             as_record(stack),
             as_record(optimizer),

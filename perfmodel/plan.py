@@ -245,6 +245,12 @@ class Plan(Frozen):
         return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
+ROW_COLUMNS = (
+    *("tp", "etp", "ep", "pp", "vpp", "cp", "dp"),
+    *("micro_batch", "recompute", "layout"),
+)
+"""What tells the rows of a table apart."""
+
 _ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+|["']""")
 _ALIASES = {"mbs": "micro_batch"}
 _SHORT = {name: alias for alias, name in _ALIASES.items()}
@@ -426,6 +432,27 @@ class PlanTable:
             {**row, **self.options, "recompute": recompute, "layout": layout}
         )
 
+    @cached_property
+    def _places(self) -> dict[tuple[int, ...], int]:
+        columns = [self.columns[name].tolist() for name in ROW_COLUMNS]
+        return {key: row for row, key in enumerate(zip(*columns, strict=True))}
+
+    def row(self, plan: Plan) -> int:
+        """Return the row that :meth:`plan` reads as a plan.
+
+        Raises
+        ------
+        PerfmodelError
+            The table does not have it.
+        """
+        values = {**dict(plan), "recompute": plan.recompute_code}
+        values["layout"] = LAYOUT_CODES["equal" if plan.layout is None else BALANCED]
+        alike = all(getattr(plan, name) == value for name, value in self.options.items())
+        row = self._places.get(tuple(int(values[name]) for name in ROW_COLUMNS))
+        if row is None or not alike or plan.layout not in (None, BALANCED):
+            raise PerfmodelError(f"The plan {plan} is not in the space.")
+        return row
+
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> PlanTable:
         """Keep the rows of a mask or of an index."""
         columns = {name: column[rows] for name, column in self.columns.items()}
@@ -463,6 +490,11 @@ class RuleMasks:
             if constraint.variables <= columns.keys() | {*reads}
         )
         self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
+
+    @property
+    def evaluated(self) -> int:
+        """How many times a rule was evaluated so far [-]."""
+        return len(self._masks)
 
     def mask(self, values: Mapping[str, int]) -> NDArray[np.bool_]:
         """Mark the rows that break none of the rules.

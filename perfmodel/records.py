@@ -44,7 +44,7 @@ def as_record(value: tuple[Any, ...]) -> NDArray[np.void]:
 def as_records(values: Sequence[tuple[Any, ...]]) -> NDArray[np.void]:
     """Return named tuples of one type as a structured array of shape (n,); see :func:`as_record`.
 
-    ``values`` holds one or more.
+    ``values`` holds one or more; compiled kernels read slices of the array as well.
     """
     kind = type(values[0])
     if kind not in _DTYPES:

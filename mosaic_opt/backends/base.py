@@ -9,7 +9,8 @@ from enum import Enum, Flag, StrEnum, auto
 from typing import ClassVar
 
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Discarded, Outcome, Problem
+from mosaic_opt.outcome import Discarded, Outcome
+from mosaic_opt.problem import Problem
 
 
 class Capability(Flag):

@@ -32,7 +32,8 @@ from mosaic_opt.backends.base import (
 )
 from mosaic_opt.bounds import Bounds, Floats
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Discarded, Outcome, Problem
+from mosaic_opt.outcome import Discarded, Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.threads import in_order
 
 _AT_ONCE = 32
@@ -174,18 +175,8 @@ class _Search:
         else:
             floors = self.bounds.floors(indices)
         cutoffs_s = self.bounds.cutoffs_s(indices, floors, self.bar).tolist()
-        return self._each(self._examine, zip(batch, floors, cutoffs_s, strict=True))
-
-    def _examine(self, opened: tuple[int, Floats, float]) -> Outcome | Discarded:
-        index, floors, cutoff_s = opened
-        rows, legal = self.bounds.rows(index, floors, cutoff_s)
-        priced = self.problem.priced(index, rows)
-        best = self.problem.best_of(priced)
-        step_s = inf if best is None else float(priced.step_s[best])
-        ahead_s = float(floors[floors > cutoff_s].min(initial=inf))
-        if cutoff_s == inf or step_s < ahead_s:
-            return self.problem.outcome(index, priced, best, legal=legal, cutoff_s=cutoff_s)
-        return Discarded(index, cutoff_s, ahead_s, self.problem.counts(priced, legal))
+        opened = zip(batch, floors, cutoffs_s, strict=True)
+        return self._each(lambda candidate: self.bounds.examine(*candidate), opened)
 
     def _take(self, found: Outcome | Discarded) -> None:
         if isinstance(found, Discarded):

@@ -21,7 +21,8 @@ from mosaic_opt.backends.base import (
     rank,
 )
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.outcome import Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.threads import in_order
 
 

@@ -118,7 +118,7 @@ LIES: dict[str, tuple[Change, Capability, set[str]]] = {
     "bound is no number": (
         lambda problem, report: same(high_bound(problem, report), dual_bound=nan),
         Capability.BOUND,
-        {"bound"},
+        {"bound", "checks"},
     ),
     "nothing fits": (nothing_fits, Capability.EXACT, {"point", "bound"}),
     "another layout": (another_layout, Capability.EXACT, {"point", "bound"}),

@@ -18,7 +18,8 @@ from mosaic_opt.bounds import Bounds
 from mosaic_opt.certificate import certify
 from mosaic_opt.envelope import example, parse_envelope
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.outcome import Outcome
+from mosaic_opt.problem import Problem
 from mosaic_opt.solver import solve
 from perfmodel.calibration.stacks import shipped_stacks
 

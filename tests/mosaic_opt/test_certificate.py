@@ -15,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic_opt.backends.base import Limits, Progress, Report
+from mosaic_opt.backends.branch import BranchAndBound
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.certificate import RELATIVE_TOLERANCE, certify
 from mosaic_opt.envelope import parse_envelope
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.outcome import Counts, Discarded, Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.errors import IllegalPlanError
 
 from .strategies import small_envelopes, tiny_ladder, tiny_problem
@@ -49,6 +51,24 @@ def with_counts(report: Report, position: int, **changes: int) -> Report:
     moved = {name: getattr(counts, name) + by for name, by in changes.items()}
     outcomes[position] = replace(outcomes[position], counts=counts._replace(**moved))
     return replace(report, outcomes=tuple(outcomes))
+
+
+def cut(report: Report, position: int, by: float) -> Report:
+    """Claim that an outcome's layouts in blocks with high bounds were not priced."""
+    problem, _ = honest()
+    outcome = report.outcomes[position]
+    counts = outcome.counts._replace(priced=1, discarded=outcome.counts.priced - 1)
+    cutoff = by * outcome.step_s
+    assert len(problem.legal_rows(outcome.index)) == outcome.counts.priced
+    changed = replace(outcome, cutoff_s=cutoff, counts=counts)
+    outcomes = [changed if i == position else o for i, o in enumerate(report.outcomes)]
+    return replace(report, outcomes=tuple(outcomes))
+
+
+def as_discarded(outcome: Outcome) -> Discarded:
+    """Claim that a bound of the step equal to its best one ruled a candidate out."""
+    plans = outcome.counts.plans
+    return Discarded(outcome.index, 0.0, outcome.step_s, Counts(plans, 0, 0, plans, 0, 0))
 
 
 def best(report: Report) -> Outcome:
@@ -87,8 +107,12 @@ TAMPERINGS: dict[str, Callable[[Report], Report]] = {
         r, outcomes=r.outcomes[1:], unexamined=(r.outcomes[0].index,)
     ),
     "unexamined, out of range": lambda r: replace(r, unexamined=(len(r.outcomes),)),
-    "discarded_pairs": lambda r: replace(r, discarded_pairs=1),
-    "discarded_pairs, negative": lambda r: replace(r, discarded_pairs=-1),
+    "discarded layouts": lambda r: with_counts(r, 0, priced=-1, discarded=1),
+    "discarded layouts, below a bound": lambda r: cut(r, 0, 0.5),
+    "discarded, and examined": lambda r: replace(r, discarded=(as_discarded(r.outcomes[1]),)),
+    "discarded, not examined": lambda r: replace(
+        r, outcomes=r.outcomes[1:], discarded=(as_discarded(r.outcomes[0]),)
+    ),
     "priced": lambda r: with_counts(r, 3, priced=1),
     "priced, fewer": lambda r: with_counts(r, 3, priced=-1),
     "infeasible": lambda r: with_counts(r, 0, infeasible=1),
@@ -101,12 +125,15 @@ def test_honest_report_is_certified() -> None:
     assert {check.name for check in certificate.checks} == {
         "candidates",
         "pairs",
-        "discarded",
+        "discarded_bounds",
+        "discarded_counts",
         "runners_up",
         "incumbent_is_best",
+        "bound",
         "nothing_left",
         "step_time",
         "memory",
+        "tokens",
         "loss",
     }
     assert all(check.passed and check.detail for check in certificate.checks)
@@ -166,11 +193,126 @@ def test_rounding_is_forgiven() -> None:
 
 
 @pytest.mark.parametrize("pairs", [1, 10])
-def test_discarded_pairs_need_more_than_a_matching_count(pairs: int) -> None:
+def test_discarded_layouts_need_more_than_a_matching_count(pairs: int) -> None:
     """Pairs that were not priced, on the word of the backend alone, prove nothing."""
     problem, report = honest()
-    skipped = replace(with_counts(report, 0, priced=-pairs), discarded_pairs=pairs)
-    assert not certify(problem, skipped).certified
+    skipped = with_counts(report, 0, priced=-pairs, discarded=pairs)
+    outcomes = (replace(skipped.outcomes[0], cutoff_s=1e9), *skipped.outcomes[1:])
+    certificate = certify(problem, replace(skipped, outcomes=outcomes))
+    assert [c.name for c in certificate.checks if not c.passed] == ["discarded_counts"]
+
+
+# ---------------------------------------------------------------- what bounds discarded
+
+
+@cache
+def pruned() -> tuple[Problem, Report]:
+    """Search with bounds, so that some candidates and some layouts are discarded."""
+    problem = tiny_problem(
+        cluster={"hardware": "p6-b200", "nodes": 4},
+        mfu_error=0.4,
+        candidates=tiny_ladder(q=[1, 2, 3, 4], n_experts=[8, 32, 64], top_k=[1, 4]),
+    )
+    return problem, BranchAndBound(workers=1).search(problem, Limits())
+
+
+def with_discarded(report: Report, index: int, **changes: Any) -> Report:
+    changed = tuple(replace(d, **changes) if d.index == index else d for d in report.discarded)
+    assert changed != report.discarded
+    return replace(report, discarded=changed)
+
+
+def partly(report: Report) -> Discarded:
+    return next(d for d in report.discarded if d.counts.priced)
+
+
+def whole(report: Report) -> Discarded:
+    return next(d for d in report.discarded if not d.counts.priced)
+
+
+def cut_outcome(report: Report) -> Outcome:
+    return next(o for o in report.outcomes if o.counts.discarded)
+
+
+def with_outcome(report: Report, outcome: Outcome, **changes: Any) -> Report:
+    changed = replace(outcome, **changes)
+    outcomes = tuple(changed if o.index == outcome.index else o for o in report.outcomes)
+    incumbent = report.incumbent
+    if incumbent is not None and incumbent.index == outcome.index:
+        incumbent = changed
+    return replace(report, outcomes=outcomes, incumbent=incumbent)
+
+
+def unfounded(report: Report) -> Report:
+    """Discard an examined near-tie whole, with its own step as the bound."""
+    second = sorted((o for o in report.outcomes if o.feasible), key=lambda o: o.loss)[1]
+    left = tuple(o for o in report.outcomes if o.index != second.index)
+    discarded = sorted((*report.discarded, as_discarded(second)), key=lambda d: d.index)
+    return replace(report, outcomes=left, discarded=tuple(discarded))
+
+
+PRUNED_TAMPERINGS: dict[str, Callable[[Report], Report]] = {
+    "bound, higher": lambda r: with_discarded(r, whole(r).index, bound_s=whole(r).bound_s * NUDGE),
+    "bound, lower": lambda r: with_discarded(r, whole(r).index, bound_s=whole(r).bound_s / NUDGE),
+    "bound of a part, higher": lambda r: with_discarded(
+        r, partly(r).index, bound_s=partly(r).bound_s * NUDGE
+    ),
+    "cutoff, as if more was priced": lambda r: with_discarded(r, partly(r).index, cutoff_s=1e9),
+    "cutoff, as if less was priced": lambda r: with_discarded(
+        r, partly(r).index, cutoff_s=partly(r).cutoff_s / 4.0
+    ),
+    "priced": lambda r: with_discarded(
+        r, partly(r).index, counts=moved(partly(r).counts, priced=1, discarded=-1)
+    ),
+    "infeasible": lambda r: with_discarded(
+        r, whole(r).index, counts=moved(whole(r).counts, infeasible=1, discarded=-1)
+    ),
+    "cutoff of an outcome, as if less was priced": lambda r: with_outcome(
+        r, cut_outcome(r), cutoff_s=cut_outcome(r).cutoff_s / 4.0
+    ),
+    "cutoff of an outcome, as if all was priced": lambda r: with_outcome(
+        r, cut_outcome(r), cutoff_s=1e9
+    ),
+    "layouts of an outcome": lambda r: with_outcome(
+        r, cut_outcome(r), counts=moved(cut_outcome(r).counts, priced=1, discarded=-1)
+    ),
+    "a near-tie discarded": unfounded,
+    "a discarded candidate dropped": lambda r: replace(r, discarded=r.discarded[1:]),
+    "a discarded candidate twice": lambda r: replace(r, discarded=(r.discarded[0], *r.discarded)),
+}
+
+
+def moved(counts: Counts, **by: int) -> Counts:
+    return counts._replace(**{name: getattr(counts, name) + n for name, n in by.items()})
+
+
+def test_pruned_search_is_certified() -> None:
+    problem, report = pruned()
+    assert certify(problem, report).certified
+    assert partly(report)
+    assert whole(report)
+    assert cut_outcome(report)
+
+
+@pytest.mark.parametrize("what", PRUNED_TAMPERINGS)
+def test_changed_evidence_is_not_certified(what: str) -> None:
+    problem, report = pruned()
+    assert not certify(problem, PRUNED_TAMPERINGS[what](report)).certified
+
+
+def test_a_lower_optimum_leaves_more_that_bounds_do_not_discard() -> None:
+    """Bounds that were enough for the best incumbent are not for a worse one."""
+    problem, report = pruned()
+    feasible = sorted((o for o in report.outcomes if o.feasible), key=lambda o: o.loss)
+    worst = feasible[-1]
+    only = replace(
+        report,
+        incumbent=worst,
+        dual_bound=worst.loss,
+        outcomes=tuple(o for o in report.outcomes if o not in feasible[:-1]),
+    )
+    failed = {c.name for c in certify(problem, only).checks if not c.passed}
+    assert {"discarded_bounds", "candidates"} <= failed
 
 
 @settings(max_examples=25)

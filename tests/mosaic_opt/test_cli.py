@@ -153,7 +153,7 @@ def test_solve_with_a_backend_that_only_bounds(mosaic: Mosaic, envelope: Path) -
 
 def test_solve_refuses_an_unknown_backend(mosaic: Mosaic, envelope: Path) -> None:
     ran = mosaic("solve", str(envelope), "--backend", "simplex")
-    assert_refused(ran, "There is no backend 'simplex'; there are enumerate, gp")
+    assert_refused(ran, "There is no backend 'simplex'; there are enumerate, branch, gp")
 
 
 def test_solve_shows_a_page(mosaic: Mosaic, envelope: Path) -> None:

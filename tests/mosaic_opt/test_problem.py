@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mosaic_opt.envelope import parse_envelope
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.outcome import Outcome
+from mosaic_opt.problem import Problem
 from perfmodel.rules import RULES, violations
 
 from .strategies import (

@@ -19,6 +19,7 @@ from perfmodel.cluster import Batch, Cluster
 from perfmodel.ladders import ladder
 from perfmodel.plan import PlanSpace, PlanTable, RuleMasks, legal_mask
 from perfmodel.precision import Precision
+from perfmodel.records import as_records
 from perfmodel.routing import Routing
 from perfmodel.rules import architecture_values
 from perfmodel.stack import Stack
@@ -49,7 +50,12 @@ def bounds_and_prices(
     blocks = blocks_of(table, loads)
     legal = np.ones((1, len(blocks.values)), dtype=np.bool_)
     floors = block_floors(
-        [a], blocks, legal, n_devices=cluster.n_devices, memory_cap_bytes=cap, **given
+        as_records([a.dims]),
+        blocks,
+        legal,
+        n_devices=cluster.n_devices,
+        memory_cap_bytes=cap,
+        **given,
     )
     step_s, memory = price(a, plan_matrix(table), rows, loads=loads, **given)
     return floors[0][blocks.of_row[rows]], step_s, memory
@@ -190,7 +196,7 @@ def test_a_block_that_is_not_legal_has_no_bound() -> None:
     legal = np.zeros((2, len(blocks.values)), dtype=np.bool_)
     legal[1, ::2] = True
     floors = block_floors(
-        [moe(), dense()],
+        as_records([moe().dims, dense().dims]),
         blocks,
         legal,
         hardware=Cluster(hardware="p6-b200", nodes=2).constants_for(Precision.BF16),

@@ -303,7 +303,7 @@ def test_a_ladder_of_architectures_costs_only_its_distinct_widths() -> None:
     experts, widths = range(1, 92), (256, 384, 512, 640)
     for n_experts, width in itertools.product(experts, widths * 3):
         legal_mask(table, {**MOE, "n_experts": n_experts, "d_expert": width})
-    evaluated = len(table._memo)
+    evaluated = table.rule_masks.evaluated
     assert evaluated <= len(RULES) + 4 * (len(experts) + len(widths))
     assert evaluated < len(experts) * len(widths) * 3  # one evaluation an architecture at least
 

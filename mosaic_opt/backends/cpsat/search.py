@@ -46,7 +46,8 @@ from mosaic_opt.backends.cpsat.posting import Poster
 from mosaic_opt.backends.cpsat.rounding import Scale
 from mosaic_opt.backends.cpsat.running import run
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Outcome, Priced, Problem
+from mosaic_opt.outcome import Outcome, Priced
+from mosaic_opt.problem import Problem
 from perfmodel.constraints import AtMost, Divides, OneOf
 from perfmodel.rules import (
     DERIVED,

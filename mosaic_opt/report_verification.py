@@ -1,0 +1,36 @@
+"""The page of a verification."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mosaic_opt.verification import MOST_DIFFERENCES, Verification
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def render_verification(found: Verification) -> RenderableType:
+    """Return the page as a rich renderable."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    how = "all" if found.checked == found.candidates else f"{found.checked:,} of"
+    if found.mode == "sample":
+        how += f" (seed {found.seed})"
+    word = "VERIFIED" if found.verified else "NOT VERIFIED"
+    lines: list[RenderableType] = [
+        Text(f"{found.name}: {word}, of the model", style="bold"),
+        Text(f"searched again   {how} {found.candidates:,} candidates"),
+        Text(f"certificate      {'holds' if found.certified else 'does not hold'}, made again"),
+    ]
+    if not found.differences:
+        lines.append(Text("document         every field is what it should be"))
+        return Group(*lines)
+    many = "first " if len(found.differences) == MOST_DIFFERENCES else ""
+    lines.append(Text(f"\nThe {many}{len(found.differences)} differences:"))
+    table = Table("where", "the document says", "found", box=None, pad_edge=False)
+    for difference in found.differences:
+        table.add_row(difference.where, difference.claimed, difference.found)
+    return Group(*lines, table)
