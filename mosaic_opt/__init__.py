@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
     from mosaic_opt.stage_search import StageSearch, search_stages
+    from mosaic_opt.studies.draws import Shares
+    from mosaic_opt.studies.robust import robust
+    from mosaic_opt.studies.robust_result import Robust
 
 _HOMES = {
     "AllocationLaw": "allocation.regime",
@@ -47,6 +50,8 @@ _HOMES = {
     "Progress": "backends.base",
     "Relaxation": "relaxation_result",
     "Report": "backends.base",
+    "Robust": "studies.robust_result",
+    "Shares": "studies.draws",
     "Solution": "result",
     "StageSearch": "stage_search",
     "Status": "result",
@@ -61,6 +66,7 @@ _HOMES = {
     "phases": "allocation.phases",
     "phases_by_nodes": "allocation.phases",
     "relax": "backends.gp",
+    "robust": "studies.robust",
     "search_stages": "stage_search",
     "solve": "solver",
 }
@@ -83,6 +89,8 @@ __all__ = [
     "Progress",
     "Relaxation",
     "Report",
+    "Robust",
+    "Shares",
     "Solution",
     "StageSearch",
     "Status",
@@ -97,6 +105,7 @@ __all__ = [
     "phases",
     "phases_by_nodes",
     "relax",
+    "robust",
     "search_stages",
     "solve",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mosaic_opt import cli_allocation, cli_layouts
+from mosaic_opt import cli_allocation, cli_layouts, cli_robust
 from mosaic_opt.case_options import (
     CapacityFactor,
     ClusterText,
@@ -363,6 +363,7 @@ def schema() -> None:
 
 cli_layouts.register(app)
 cli_allocation.register(app)
+cli_robust.register(app)
 
 
 # Every usage error derives from it; typer re-exports some of them and not the base.
