@@ -10,11 +10,11 @@ The residual is what the performance model misses. It multiplies a candidate's t
 
     exp(sigma (sqrt(r_common) z + sqrt(r_layout) z_l + sqrt(r_own) z_c))
 
-with ``sigma = MAPE sqrt(pi / 2)``, MAPE the left-out error of the stack profile that applies to the candidate's layout
-(:func:`perfmodel.uncertainty.residual_error`) and standard normal numbers: ``z`` common to the
-candidates of a draw, ``z_l`` common to those whose best layout has the same degrees and
-micro-batch, and ``z_c`` a candidate's own. Errors of two models on one machine under one stack are
-neither the same nor independent: the shares ``r`` are `Shares`.
+with ``sigma = MAPE sqrt(pi / 2)``, MAPE the left-out error of the stack profile that applies to the
+candidate's layout (:func:`perfmodel.uncertainty.residual_error`) and standard normal numbers: ``z``
+common to the candidates of a draw, ``z_l`` common to those whose best layout has the same degrees
+and micro-batch, and ``z_c`` a candidate's own. Errors of two models on one machine under one stack
+are neither the same nor independent: the shares ``r`` are `Shares`.
 """
 
 from __future__ import annotations
