@@ -15,6 +15,7 @@ from perfmodel.batch import plan_matrix, price
 from perfmodel.batch_draws import HOST_CONSTANTS, differ_in_host_alone, least_steps
 from perfmodel.cluster import Batch
 from perfmodel.memory import stages_are_alike
+from perfmodel.plan import Plan
 from perfmodel.stack import Stack
 from perfmodel.uncertainty import draw_stacks
 
@@ -113,6 +114,56 @@ def test_all_layouts_of_a_model_under_hosts_from_none_to_slow() -> None:
     expected = by_pricing(given_, stacks)
     assert_equal(found_by_draws(given_, stacks), expected)
     assert len(set(expected[1].tolist())) > 1  # or the case says little
+
+
+def test_an_interleaved_pipeline_that_a_slower_host_makes_shorter_is_not_skipped() -> None:
+    """Its closed form falls where the plain chunks grow, here by 3 %: its floor bounds nothing."""
+    a = moe(
+        n_layers=12,
+        d_model=2048,
+        head_dim=256,
+        d_ff=131072,
+        vocab_size=512000,
+        d_expert=2048,
+        first_k_dense=2,
+    )
+    batch = Batch(global_batch=16, seq_len=2048)
+    table = skeleton(NODES, batch.seq_len, batch.global_batch)
+    layouts = (
+        "tp=1,ep=8,pp=2,vpp=1,cp=2,dp=4,mbs=1,recompute=full",
+        "tp=1,ep=8,pp=2,vpp=2,cp=2,dp=4,mbs=2,recompute=selective",
+    )
+    wanted = [Plan.parse(text) for text in layouts]
+    rows = np.array([i for i in range(len(table)) if table.plan(i) in wanted], dtype=np.int64)
+    assert len(rows) == 2
+    hosts = ((4.3e-05, 3.8e-05, 3.6e-05, 0.67, 8.8e-06), (6.8e-04, 3.8e-05, 2.9e-04, 0.67, 8.8e-05))
+    stacks = [
+        profile().stack()._replace(**dict(zip(HOST_CONSTANTS, values, strict=True)))
+        for values in hosts
+    ]
+    given_ = case(a, batch, rows)
+    expected = by_pricing(given_, stacks)
+    (positional, fields), (quick, slow) = given_, stacks
+    interleaved = (positional[0], positional[1], expected[1][1:])
+    assert (
+        price(*interleaved, stack=slow, **fields)[0] < price(*interleaved, stack=quick, **fields)[0]
+    )
+    assert expected[1][0] != expected[1][1]
+    assert_equal(found_by_draws(given_, stacks), expected)
+
+
+def test_of_equal_steps_the_first_row_is_taken_whatever_is_likely() -> None:
+    (a, plans, rows), fields = case(
+        moe(), BATCH, legal_rows(moe(), skeleton(NODES, BATCH.seq_len, BATCH.global_batch))
+    )
+    twice = np.vstack([plans, plans])
+    both = np.concatenate([rows, rows + len(plans)])
+    stacks = list(draw_stacks(profile(), 5, seed=0).stacks)
+    given_ = (a, twice, both), fields
+    expected = by_pricing(given_, stacks)
+    assert (expected[1] < len(plans)).all()
+    later = np.unique(expected[1] + len(plans))
+    assert_equal(found_by_draws(given_, stacks, likely=later), expected)
 
 
 @pytest.mark.parametrize("name", ["device_scale", "dp_hidden", "gradient_bytes"])
