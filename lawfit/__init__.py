@@ -27,6 +27,7 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.reconstruction import published_ensemble
+from lawfit.shapes import ShapeRange
 from lawfit.validity import Interval, ValidRange
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "PrintedCoefficient",
     "Quantity",
     "ScalingLaw",
+    "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "law_from_mapping",

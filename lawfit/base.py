@@ -28,6 +28,7 @@ from lawfit._values import (
     plain,
     positive,
 )
+from lawfit.shapes import ShapeRange
 from lawfit.validity import ValidRange
 
 
@@ -103,6 +104,8 @@ class ScalingLaw(BaseModel):
         Where the coefficients come from.
     valid_range
         The range of the training runs; see `flags`.
+    shape_range
+        The shapes of the models of those runs; see `ShapeRange.flags`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -116,6 +119,7 @@ class ScalingLaw(BaseModel):
     e: Prefactor
     source: str
     valid_range: ValidRange = ValidRange()
+    shape_range: ShapeRange = ShapeRange()
 
     @property
     @abstractmethod

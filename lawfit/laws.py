@@ -101,7 +101,7 @@ class JointLaw(_SparseLaw):
         Returns
         -------
         PerSplitLaw
-            The same loss at that split; range and source stay with it.
+            The same loss at that split; ranges and source stay with it.
 
         Raises
         ------
@@ -123,6 +123,7 @@ class JointLaw(_SparseLaw):
             e=self.e,
             source=f"{self.source}, at expert split {split:g}",
             valid_range=self.valid_range,
+            shape_range=self.shape_range,
         )
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw
+from lawfit.shapes import ShapeRange
 from lawfit.validity import ValidRange
 
 
@@ -59,8 +60,19 @@ MOSAIC_TABLE2 = JointLaw(
         tokens=(2.88e9, 56.38e9),
         tokens_per_parameter=(10.8, 70),
     ),
+    shape_range=ShapeRange(
+        aspect_ratio=(128, 128),
+        ff_ratio=(2.5, 2.5),
+        head_dim=(128, 128),
+        n_kv_heads=(4, 8),
+        shared_experts=(1, 1),
+        first_k_dense=(1, 1),
+    ),
 )
-"""The joint law with Table 2 of arXiv 2608.10605, over the range of its Tables 6 and 7."""
+"""The joint law with Table 2 of arXiv 2608.10605, over the range of its Tables 6 and 7.
+
+Its shapes are those of the ladder of Section 7.1, seeds 2, 3, 4 and 6.
+"""
 
 _CHINCHILLA_RUNS = ValidRange(n_active=(70e6, 16e9), sparsity=(0, 0), tokens=(5e9, 500e9))
 """Dense runs of arXiv 2203.15556, from its abstract."""

@@ -164,6 +164,7 @@ class _Density:
             eta=eta,
             source=f"a draw around {MOSAIC_TABLE2.source}",
             valid_range=MOSAIC_TABLE2.valid_range,
+            shape_range=MOSAIC_TABLE2.shape_range,
         )
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mosaic_opt.agreement import Agreement
     from mosaic_opt.allocation.figure import path_figure
     from mosaic_opt.allocation.inverse import Inverse, invert
     from mosaic_opt.allocation.phases import Phases, PhasesByNodes, phases, phases_by_nodes
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from mosaic_opt.backends.cpsat.search import CpSat
     from mosaic_opt.backends.enumerate import Enumerate
     from mosaic_opt.backends.gp import GeometricProgram, relax
+    from mosaic_opt.batch_choice import BatchChoice, solve_batches
     from mosaic_opt.certificate import Certificate, certify
+    from mosaic_opt.comparison import Comparison, compare
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
     from mosaic_opt.problem import Problem
@@ -33,9 +36,12 @@ if TYPE_CHECKING:
     from mosaic_opt.studies.robust_result import Robust
 
 _HOMES = {
+    "Agreement": "agreement",
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
+    "BatchChoice": "batch_choice",
     "Certificate": "certificate",
+    "Comparison": "comparison",
     "CpSat": "backends.cpsat.search",
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
@@ -57,6 +63,7 @@ _HOMES = {
     "Status": "result",
     "allocation_law": "allocation.regime",
     "certify": "certificate",
+    "compare": "comparison",
     "example": "envelope",
     "examples": "envelope",
     "invert": "allocation.inverse",
@@ -69,12 +76,16 @@ _HOMES = {
     "robust": "studies.robust",
     "search_stages": "stage_search",
     "solve": "solver",
+    "solve_batches": "batch_choice",
 }
 
 __all__ = [
+    "Agreement",
     "AllocationLaw",
     "Backend",
+    "BatchChoice",
     "Certificate",
+    "Comparison",
     "CpSat",
     "Enumerate",
     "Envelope",
@@ -96,6 +107,7 @@ __all__ = [
     "Status",
     "allocation_law",
     "certify",
+    "compare",
     "example",
     "examples",
     "invert",
@@ -108,6 +120,7 @@ __all__ = [
     "robust",
     "search_stages",
     "solve",
+    "solve_batches",
 ]
 
 

@@ -21,7 +21,8 @@ Model = Annotated[
     str,
     typer.Option(
         metavar="M",
-        help="A name of `mosaic models`, ladder:q=12,E=96,K=2,G=4, or a YAML, TOML or JSON file.",
+        help="A name of `mosaic models`, ladder:q=12,E=96,K=2,G=4, a name of a family's model, or "
+        "a YAML, TOML or JSON file.",
     ),
 ]
 PlanText = Annotated[
@@ -151,15 +152,18 @@ def validated(kind: type[Any], content: Any) -> Any:
 
 
 def read_model(text: str) -> Architecture:
-    """Read a model: a name of the catalogue, a model of the ladder, or a file."""
+    """Read a model: a name of the catalogue, a model of the ladder or a family, or a file."""
     from mosaic_opt.envelope import read_mapping
     from mosaic_opt.errors import MosaicError
     from perfmodel.architecture import Architecture
+    from perfmodel.families import parse_family
     from perfmodel.ladders import parse_ladder
     from perfmodel.models import catalogue
 
     if text.startswith("ladder:"):
         return parse_ladder(text)
+    if text.startswith("family:"):
+        return parse_family(text)
     if Path(text).suffix not in (".yaml", ".yml", ".toml", ".json"):
         if text in catalogue:
             return catalogue[text]

@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0 an answer, 1 infeasible or illegal, 2 bad input."""
+"""The command line. Exit codes: 0 an answer, 1 infeasible, illegal or contradicted, 2 bad input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mosaic_opt import cli_allocation, cli_layouts, cli_robust
+from mosaic_opt import cli_allocation, cli_compare, cli_layouts, cli_robust
+from mosaic_opt.backends.entries import names
 from mosaic_opt.case_options import (
     CapacityFactor,
     ClusterText,
@@ -60,7 +61,7 @@ def solve(
     workers: Workers = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds of search.")] = None,
     backend: Annotated[
-        str, typer.Option(help="How to search: enumerate, cpsat, gp.")
+        str, typer.Option(help=f"How to search: {', '.join(names())}.")
     ] = "enumerate",
     json_to: Json = None,
 ) -> None:
@@ -74,6 +75,9 @@ def solve(
     problem = read_envelope(envelope, example)
     searcher = _backend(backend, workers)
     limits = Limits(time_s=time_limit)
+    if problem.global_batches is not None:
+        _solve_batches(problem, searcher, limits, json_to)
+        return
     with Bar() as bar:
         solution = search(problem, backend=searcher, limits=limits, progress=bar.update)
     emit(lambda: render_solution(solution), solution.to_json, json_to)
@@ -83,13 +87,39 @@ def solve(
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
+def _solve_batches(envelope: Any, searcher: Any, limits: Any, json_to: str | None) -> None:
+    """Answer an envelope that lists global batches."""
+    from mosaic_opt.batch_choice import solve_batches
+    from mosaic_opt.report_batches import render_batches
+
+    order = sorted(set(envelope.global_batches))
+    with Bar() as bar:
+        choice = solve_batches(
+            envelope,
+            backend=searcher,
+            limits=limits,
+            progress=bar.update,
+            started=lambda batch: bar.count("global batches", order.index(batch), len(order)),
+        )
+    emit(lambda: render_batches(choice), choice.to_json, json_to)
+    if choice.best_batch is None:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
 def _backend(name: str, workers: int | None) -> Any:
     """Return a backend by name, with the number of threads if one is given."""
     import dataclasses
+    import warnings
 
+    from mosaic_opt.backends.entries import entries
     from mosaic_opt.backends.registry import resolve
 
-    found: Any = resolve(name)
+    with warnings.catch_warnings():
+        note = entries()[name].note if name in entries() else ""
+        if note:  # said as every other sentence, and not as a warning of Python
+            typer.echo(f"note: {note}", err=True)
+            warnings.simplefilter("ignore", UserWarning)
+        found: Any = resolve(name)
     if workers is None:
         return found
     if not hasattr(found, "workers"):
@@ -363,6 +393,7 @@ def schema() -> None:
 
 cli_layouts.register(app)
 cli_allocation.register(app)
+cli_compare.register(app)
 cli_robust.register(app)
 
 

@@ -96,6 +96,11 @@ class Bar:
         best = "" if state.incumbent is None else f", best {state.incumbent.loss:.4f}"
         self._show("search", f"candidates{best}", state.done, state.of)
 
+    def of(self, name: str, state: Any) -> None:
+        """Show the same of one search among several, on a line of its own."""
+        best = "" if state.incumbent is None else f", best {state.incumbent.loss:.4f}"
+        self._show(name, f"{name}{best}", state.done, state.of)
+
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far something countable is."""
         self._show(what, what, done, of)

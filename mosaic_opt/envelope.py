@@ -8,130 +8,43 @@ import tomllib
 from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
-from itertools import product
+from math import isclose
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
     BeforeValidator,
+    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
 
 from lawfit import AnyLaw, LawError, load_law
 from mosaic_opt.errors import EnvelopeError
+from mosaic_opt.spaces import (
+    MAX_CANDIDATES,
+    ExplicitSpace,
+    FamilySpace,
+    LadderSpace,
+    UnionSpace,
+)
+from mosaic_opt.spending import SECONDS_PER_DAY, Budget
+from mosaic_opt.token_efficiency import CriticalBatch, LossCriticalBatch
+from mosaic_opt.token_rule import TokenRule
 from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
-from perfmodel.cluster import Batch, Cluster
+from perfmodel.cluster import Batch, Cluster, Count
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
 from perfmodel.goodput import FailureFacts, Goodput
-from perfmodel.ladders import GPT2_VOCABULARY, ladder
 from perfmodel.plan import PlanSpace
-from perfmodel.sources import Source
+from perfmodel.sources import Source, weakest
 
-SECONDS_PER_DAY = 86400.0
-MAX_CANDIDATES = 1_000_000
 MAX_WINDOW_DAYS = 36500.0
-
-
-Rung = Annotated[int, Field(ge=1, le=4096, strict=True)]
-Experts = Annotated[int, Field(ge=1, le=65536, strict=True)]
-
-
-class LadderSpace(Frozen):
-    """A grid over the ladder of arXiv 2608.10605: every (q, E, K, G) with K at most E.
-
-    ``min_sparsity`` and ``max_sparsity`` bound S = 1 - N_act / N_tot, the guard that keeps the
-    search inside the range that the law was fitted on.
-    """
-
-    kind: Literal["ladder"] = "ladder"
-    q: tuple[Rung, ...] = Field(min_length=1)
-    n_experts: tuple[Experts, ...] = Field(min_length=1)
-    top_k: tuple[Experts, ...] = Field(min_length=1)
-    expert_split: tuple[Experts, ...] = Field(min_length=1)
-    vocab_size: Annotated[int, Field(ge=1, le=2**30, strict=True)] = GPT2_VOCABULARY
-    min_sparsity: Annotated[float, Field(ge=0.0, lt=1.0, strict=True)] = 0.0
-    max_sparsity: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] = 1.0
-
-    @property
-    def grid_size(self) -> int:
-        """Points of the grid, before any is dropped."""
-        return len(self.q) * len(self.n_experts) * len(self.top_k) * len(self.expert_split)
-
-    def architectures(self) -> tuple[Architecture, ...]:
-        """Return the models of the grid, in the order of (q, E, K, G)."""
-        axes = (sorted(set(a)) for a in (self.q, self.n_experts, self.top_k, self.expert_split))
-        models = (ladder(q, e, k, g, self.vocab_size) for q, e, k, g in product(*axes) if k <= e)
-        return tuple(m for m in models if self.min_sparsity <= m.sparsity <= self.max_sparsity)
-
-
-class ExplicitSpace(Frozen):
-    """Architectures listed one by one."""
-
-    kind: Literal["explicit"]
-    models: tuple[Architecture, ...] = Field(min_length=1)
-
-    @property
-    def grid_size(self) -> int:
-        """Number of models listed."""
-        return len(self.models)
-
-    def architectures(self) -> tuple[Architecture, ...]:
-        """Return the models as listed."""
-        return self.models
-
-
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
-
-
-class TokenRule(Frozen):
-    """How many tokens a candidate trains on, of those that the window allows.
-
-    ``saturate`` takes all of them (D* of equation (25)), cut by the caps. ``grid`` takes the
-    largest listed tokens-per-parameter ratio that fits. Ratios are D / N_act, with N under the
-    envelope's parameter convention. A candidate that cannot reach the least ratio is infeasible.
-    """
-
-    kind: Literal["saturate", "grid"] = "saturate"
-    min_tokens_per_parameter: Positive | None = None
-    max_tokens_per_parameter: Positive | None = None
-    tokens_per_parameter: tuple[Positive, ...] = ()
-    max_tokens: Positive | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> TokenRule:
-        if self.kind == "grid" and not self.tokens_per_parameter:
-            raise ValueError("tokens_per_parameter=() must list at least one ratio for kind 'grid'")
-        if self.kind == "saturate" and self.tokens_per_parameter:
-            raise ValueError("tokens_per_parameter is for kind 'grid'; kind is 'saturate'")
-        low, high = self.min_tokens_per_parameter, self.max_tokens_per_parameter
-        listed = [
-            ratio
-            for ratio in self.tokens_per_parameter
-            if (low is None or ratio >= low) and (high is None or ratio <= high)
-        ]
-        if self.tokens_per_parameter and not listed:
-            raise ValueError(
-                f"no ratio of tokens_per_parameter lies between min_tokens_per_parameter={low} and "
-                f"max_tokens_per_parameter={high}"
-            )
-        if low is not None and high is not None and low > high:
-            raise ValueError(
-                f"min_tokens_per_parameter={low:g} must be at most "
-                f"max_tokens_per_parameter={high:g}; nearest: {high:g}"
-            )
-        return self
-
-    @property
-    def least_tokens_per_parameter(self) -> float:
-        """Least ratio that a candidate must reach; 0 where there is none [-]."""
-        least = self.min_tokens_per_parameter or 0.0
-        return min((r for r in self.tokens_per_parameter if r >= least), default=least)
 
 
 def _law(value: Any) -> Any:
@@ -168,6 +81,37 @@ def _cluster(value: Any) -> Any:
     return Cluster.parse(value) if isinstance(value, str) else value
 
 
+_BOUGHT = object()  # no window is given
+
+
+def _window(value: Any, info: ValidationInfo) -> Any:
+    """Take the window as it is given, or the days that the budget buys."""
+    bought = value is _BOUGHT
+    if not {"budget", "cluster"} <= info.data.keys():  # refused themselves, which is all to say
+        return 1.0 if bought else value
+    budget, cluster = info.data["budget"], info.data["cluster"]
+    if budget is None:
+        if bought:
+            raise PydanticKnownError("missing")
+        return value
+    days = budget.days(cluster.n_devices)
+    if not bought and not (isinstance(value, float | int) and isclose(value, days)):
+        raise ValueError(
+            f"window_days={value} and a budget that buys {days:.6g} days on {cluster.n_devices} "
+            "devices are two windows; give one of them"
+        )
+    if not 0.0 < days <= MAX_WINDOW_DAYS:
+        raise ValueError(
+            f"the budget buys {days:.6g} days on {cluster.n_devices} devices, which must be above "
+            f"0 and at most {MAX_WINDOW_DAYS:g}"
+        )
+    return days
+
+
+def _spaces(value: Any) -> Any:
+    return {"kind": "union", "spaces": value} if isinstance(value, list | tuple) else value
+
+
 class Envelope(Frozen):
     """A cluster, a window, and what may be chosen within them.
 
@@ -177,12 +121,19 @@ class Envelope(Frozen):
         For reports.
     cluster : Cluster
         Hardware pack and nodes; also as text, ``"p6-b200:32"``.
+    budget : Budget, optional
+        Money or energy in place of days; then ``window_days`` is what it buys.
     window_days : float
         Wall-clock window, T_train [day].
     batch : Batch
         Global batch, sequence length, optimizer, precision.
-    candidates : LadderSpace or ExplicitSpace
-        Architectures to choose from.
+    global_batches : tuple of int, optional
+        Global batches to choose from, ``batch.global_batch`` among them; `solve_batches` takes each
+        in turn. One unless given.
+    critical_batch : CriticalBatch, optional
+        What a token is worth at a batch size; every token is worth the same unless given.
+    candidates : LadderSpace, FamilySpace, ExplicitSpace or UnionSpace
+        Architectures to choose from; a list of spaces is their union.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
         Scaling law, also by name, ``"mosaic-table2"``.
     goodput : float or FailureFacts
@@ -211,11 +162,26 @@ class Envelope(Frozen):
         and counted, and never chosen.
     """
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["window_days"]}, {"required": ["budget"]}]}
+    )
+
     name: Annotated[str, Field(min_length=1, max_length=200)] = "envelope"
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    window_days: Annotated[float, Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True)]
+    budget: Budget | None = None
+    window_days: Annotated[
+        float,
+        Field(gt=0.0, le=MAX_WINDOW_DAYS, strict=True),
+        BeforeValidator(_window),
+    ] = Field(default_factory=lambda: _BOUGHT, validate_default=True)
     batch: Batch
-    candidates: Annotated[LadderSpace | ExplicitSpace, Field(discriminator="kind")]
+    global_batches: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    critical_batch: CriticalBatch | None = None
+    candidates: Annotated[
+        LadderSpace | ExplicitSpace | FamilySpace | UnionSpace,
+        Field(discriminator="kind"),
+        BeforeValidator(_spaces),
+    ]
     law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
         default_factory=lambda: load_law("mosaic-table2")
     )
@@ -241,6 +207,7 @@ class Envelope(Frozen):
                 "goodput: mtbf_device_hours or mtbf_node_hours is missing, and goodput is unknown "
                 "without a failure rate; give one of them, or a number in (0, 1]"
             )
+        self._batches_have_a_price()
         counts = self.batch.routing.tokens_per_expert
         others = {a.n_experts for a in self.candidates.architectures()} if counts else set()
         if counts and others - {len(counts)}:
@@ -249,6 +216,33 @@ class Envelope(Frozen):
                 f"have {max(others - {len(counts)})} experts; give an imbalance in its place"
             )
         return self
+
+    def _batches_have_a_price(self) -> None:
+        rule, beta = self.critical_batch, self.law.beta
+        if isinstance(rule, LossCriticalBatch) and rule.exponent * beta >= 1.0:
+            raise ValueError(
+                f"critical_batch: exponent={rule.exponent:g} times the law's beta={beta:g} must be "
+                f"below 1, or more tokens could count as fewer; nearest: {0.999 / beta:.4g}"
+            )
+        if self.global_batches is None:
+            return
+        if rule is None:
+            raise ValueError(
+                "global_batches needs critical_batch, without which a larger batch costs no tokens"
+            )
+        if self.batch.global_batch not in self.global_batches:
+            near = min(self.global_batches, key=lambda b: abs(b - self.batch.global_batch))
+            raise ValueError(
+                f"batch.global_batch={self.batch.global_batch} must be one of global_batches; "
+                f"nearest: {near}"
+            )
+
+    @property
+    def loss_source(self) -> str:
+        """What a loss rests on: the law, and the critical batch where there is one."""
+        sources = [Source(self.law.basis)]
+        sources += [] if self.critical_batch is None else [self.critical_batch.source]
+        return weakest(sources).value
 
     @property
     def window_s(self) -> float:
@@ -410,10 +404,14 @@ def json_schema() -> dict[str, Any]:
 
 
 __all__ = [
+    "MAX_CANDIDATES",
+    "SECONDS_PER_DAY",
     "Envelope",
     "ExplicitSpace",
+    "FamilySpace",
     "LadderSpace",
     "TokenRule",
+    "UnionSpace",
     "example",
     "examples",
     "json_schema",

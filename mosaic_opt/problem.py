@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
+from mosaic_opt.errors import MosaicError
+from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
@@ -37,17 +39,30 @@ class Tokens(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How the (architecture, layout) pairs of a candidate fared."""
+    """How the (architecture, layout) pairs of a candidate fared.
+
+    ``plans = infeasible + priced + discarded``.
+    """
 
     plans: int  # layouts of the space
     infeasible: int  # that break a rule of the architecture; not priced
     priced: int
+    discarded: int  # ruled out by a bound of their block; not priced
     over_memory: int  # of the priced: more than the memory cap
     refused: int  # of the priced: fit, but need a surface beyond its range
 
 
+class Sizes(NamedTuple):
+    """What the losses of all candidates depend on beside their steps; arrays of shape (n,)."""
+
+    n_total: NDArray[np.float64]  # [-]
+    n_active: NDArray[np.float64]  # [-]
+    expert_split: NDArray[np.float64]  # [-]
+    tokens: NDArray[np.float64]  # that the window delivers, times the step's time [s]
+
+
 class Priced(NamedTuple):
-    """The layouts that are legal for a candidate, with their prices; arrays of shape (rows,)."""
+    """Layouts that are legal for a candidate, with their prices; arrays of shape (rows,)."""
 
     rows: NDArray[np.int64]  # of the problem's table, ascending
     step_s: NDArray[np.float64]  # [s]
@@ -61,10 +76,12 @@ class Outcome:
     ``row`` is the best layout's row in the problem's table, or -1; ``nearest_row`` is then the best
     layout of a candidate that only lacks tokens. ``reason`` and ``detail`` say why, and
     ``shortfall`` what the smallest help would be: bytes a device (reason "memory") or seconds of
-    window ("tokens"); NaN where no number says it.
+    window ("tokens"); NaN where no number says it. Layouts in blocks whose bound is above
+    ``cutoff_s`` were not priced; inf where all legal ones were.
     """
 
     index: int
+    cutoff_s: float
     row: int
     step_s: float
     memory_bytes: float
@@ -83,10 +100,29 @@ class Outcome:
         return self.row >= 0
 
 
+@dataclass(frozen=True)
+class Discarded:
+    """A candidate that is worse than every answer, by the bounds of its blocks of layouts.
+
+    Layouts in blocks whose bound is at most ``cutoff_s`` were priced, and those in the others have
+    no shorter step than ``bound_s``; neither have the priced ones. inf where nothing fits.
+    """
+
+    index: int
+    cutoff_s: float  # [s]
+    bound_s: float  # no layout has a shorter step [s]
+    counts: Counts
+
+
 class Problem:
     """An envelope with its candidates, layouts, constants and law at hand."""
 
     def __init__(self, envelope: Envelope) -> None:
+        if envelope.global_batches is not None:
+            raise MosaicError(
+                "global_batches lists several batches, and this answers for one: solve_batches, or "
+                "mosaic solve, takes each in turn."
+            )
         self.envelope = envelope
         self.architectures: tuple[Architecture, ...] = envelope.candidates.architectures()
         self.profile: StackProfile = load_stack(envelope.stack)
@@ -104,11 +140,13 @@ class Problem:
         return plan_matrix(self.table)
 
     @cached_property
-    def _alike(self) -> PlanDims:
+    def alike(self) -> PlanDims:
+        """What all layouts have in common, as the formulas take it."""
         return alike_of(self.table, self.envelope.batch.precision)
 
     @cached_property
-    def _loads(self) -> NDArray[np.float64]:
+    def loads(self) -> NDArray[np.float64]:
+        """Load of the fullest rank of EP under each layout, shape (layouts,) [-]."""
         return loads_of(self.table, self.envelope.batch.routing)
 
     @cached_property
@@ -153,8 +191,8 @@ class Problem:
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,
             global_batch=envelope.batch.global_batch,
-            alike=self._alike,
-            loads=self._loads,
+            alike=self.alike,
+            loads=self.loads,
         )
 
     def reprice(self, index: int, plan: Plan) -> StepEstimate:
@@ -177,32 +215,40 @@ class Problem:
         if not available > 0.0:  # failures leave nothing of the window
             return Tokens(float("nan"), available, "window")
         n_active = float(self.n_active(index))
-        budget, binding = available, "window"
-        if rule.max_tokens is not None and rule.max_tokens < budget:
-            budget, binding = rule.max_tokens, "max_tokens"
-        cap = rule.max_tokens_per_parameter
-        if cap is not None and cap * n_active < budget:
-            budget, binding = cap * n_active, "max_tokens_per_parameter"
-        if rule.kind == "grid":
-            fitting = [r * n_active for r in rule.tokens_per_parameter if r * n_active <= budget]
-            if not fitting:
-                return Tokens(float("nan"), available, "tokens_per_parameter")
-            budget, binding = max(fitting), "grid"
-        least = rule.min_tokens_per_parameter
-        if least is not None and budget < least * n_active:
-            return Tokens(float("nan"), available, "min_tokens_per_parameter")
-        return Tokens(budget, available, binding)
+        return Tokens(
+            float(rule.budget(available, n_active)),
+            available,
+            rule.binding(available, n_active),
+        )
 
     def loss(self, index: int, tokens: float) -> float:
-        """Return the law's loss of a candidate after ``tokens`` tokens [nats/token]."""
+        """Return the law's loss of a candidate after ``tokens`` tokens [nats/token].
+
+        Under a critical batch the law sees the tokens that they count as (`efficiency`).
+        """
+        worth = self.efficiency(index, tokens)
         return float(
             self.envelope.law.loss(
                 n_total=float(self.n_total(index)),
                 n_active=float(self.n_active(index)),
-                tokens=tokens,
+                tokens=tokens if worth is None else worth.tokens_effective,
                 expert_split=self.expert_split(index),
             )
         )
+
+    def efficiency(self, index: int, tokens: float) -> TokenEfficiency | None:
+        """Return what the tokens of a candidate are worth; None where each is worth the same."""
+        rule, law = self.envelope.critical_batch, self.envelope.law
+        if rule is None:
+            return None
+        b, beta = law.token_term
+        floor = law.floor(
+            n_total=float(self.n_total(index)),
+            n_active=float(self.n_active(index)),
+            expert_split=self.expert_split(index),
+        )
+        batch = float(self.envelope.batch.tokens)
+        return rule.efficiency(tokens, batch, lambda effective: floor + b * effective**-beta)
 
     def expert_split(self, index: int) -> float:
         """G of a candidate; 1 for a dense model, which has no split [-]."""
@@ -223,22 +269,89 @@ class Problem:
         tokens = self.tokens(index, self.peak_step_s(index)).tokens
         return float("inf") if np.isnan(tokens) else self.loss(index, tokens)
 
-    def priced(self, index: int) -> Priced:
-        """Price every layout that is legal for a candidate."""
-        rows = self.legal_rows(index)
+    def priced(self, index: int, rows: NDArray[np.int64] | None = None) -> Priced:
+        """Price layouts that are legal for a candidate: the given rows, or all of them."""
+        rows = self.legal_rows(index) if rows is None else rows
         return Priced(rows, *self.price(index, rows))
+
+    def allowed(self, priced: Priced) -> NDArray[np.bool_]:
+        """Mark the layouts that fit and need no surface beyond a range that the envelope keeps."""
+        fits = priced.memory_bytes <= self.envelope.memory_cap_bytes
+        return fits & ~self._refused[priced.rows]
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What the losses of all candidates depend on beside their steps."""
+        n = range(len(self.architectures))
+        goodputs = [self.envelope.goodput_of(a).value or 0.0 for a in self.architectures]
+        return Sizes(
+            n_total=np.array([self.n_total(i) for i in n], dtype=np.float64),
+            n_active=np.array([self.n_active(i) for i in n], dtype=np.float64),
+            expert_split=np.array([self.expert_split(i) for i in n], dtype=np.float64),
+            tokens=self.envelope.window_s * self.envelope.batch.tokens * np.array(goodputs),
+        )
+
+    def losses(
+        self, indices: NDArray[np.int64], step_s: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the losses of candidates with these steps [nats/token]; inf without tokens.
+
+        Parameters
+        ----------
+        indices : array of int, shape (n,)
+        step_s : array of shape (n,)
+            Step times [s]; inf gives no tokens.
+        """
+        sizes = self.sizes
+        budget = self.envelope.tokens.budget(
+            sizes.tokens[indices] / step_s, sizes.n_active[indices]
+        )
+        found = np.full(len(indices), inf)
+        some = budget > 0.0  # False for NaN
+        if self.envelope.critical_batch is not None:
+            for i in np.flatnonzero(some):
+                found[i] = self.loss(int(indices[i]), float(budget[i]))
+        elif some.any():
+            at = indices[some]
+            found[some] = self.envelope.law.loss(
+                n_total=sizes.n_total[at],
+                n_active=sizes.n_active[at],
+                tokens=budget[some],
+                expert_split=sizes.expert_split[at],
+            )
+        return found
+
+    def loss_tolerance(self, best: Outcome) -> float:
+        """Return what the stated MFU error can move a candidate's loss by [nats/token].
+
+        The window's tokens are proportional to MFU, so with an MFU lower by e it delivers
+        ``(1 - e) D*``; a cap that still binds then leaves the loss where it is.
+        """
+        available = self.tokens(best.index, best.step_s).available
+        fewer = min(best.tokens, available * (1.0 - self.envelope.mfu_error))
+        return self.loss(best.index, fewer) - best.loss
 
     def solve_candidate(self, index: int) -> Outcome:
         """Find the best layout of a candidate, its tokens and its loss."""
         priced = self.priced(index)
-        allowed = priced.memory_bytes <= self.envelope.memory_cap_bytes
-        allowed &= ~self._refused[priced.rows]
-        if not allowed.any():
-            return self.outcome(index, priced, None)
-        best = np.argmin(np.where(allowed, priced.step_s, np.inf))  # the first of equals
-        return self.outcome(index, priced, int(best))
+        return self.outcome(index, priced, self.best_of(priced))
 
-    def outcome(self, index: int, priced: Priced, best: int | None) -> Outcome:
+    def best_of(self, priced: Priced) -> int | None:
+        """Return the place of the layout with the shortest step that is allowed, or None."""
+        allowed = self.allowed(priced)
+        if not allowed.any():
+            return None
+        return int(np.argmin(np.where(allowed, priced.step_s, np.inf)))  # the first of equals
+
+    def outcome(
+        self,
+        index: int,
+        priced: Priced,
+        best: int | None,
+        *,
+        legal: int | None = None,
+        cutoff_s: float = inf,
+    ) -> Outcome:
         """Say what follows for a candidate from its best layout.
 
         Parameters
@@ -246,20 +359,18 @@ class Problem:
         index : int
             The candidate.
         priced : Priced
-            Its legal layouts.
+            Its legal layouts, or those in blocks whose bound is at most ``cutoff_s``.
         best : int, optional
             Place of the best layout in ``priced``; None if none fits, and the outcome says why.
+        legal : int, optional
+            Number of its legal layouts; those of ``priced`` unless given.
+        cutoff_s : float
+            See `Outcome`.
         """
         rows, step_s, memory = priced
         fits = memory <= self.envelope.memory_cap_bytes
         refused = self._refused[rows]
-        counts = Counts(
-            plans=len(self.table),
-            infeasible=len(self.table) - len(rows),
-            priced=len(rows),
-            over_memory=int(np.count_nonzero(~fits)),
-            refused=int(np.count_nonzero(fits & refused)),
-        )
+        counts = self.counts(priced, legal)
         if best is None:
             return self._without_layout(index, counts, memory, fits, refused)
         budget = self.tokens(index, float(step_s[best]))
@@ -270,9 +381,11 @@ class Problem:
                 step_s=float(step_s[best]),
                 memory_bytes=float(memory[best]),
                 nearest_row=int(rows[best]),
+                cutoff_s=cutoff_s,
             )
         return Outcome(
             index=index,
+            cutoff_s=cutoff_s,
             row=int(rows[best]),
             step_s=float(step_s[best]),
             memory_bytes=float(memory[best]),
@@ -283,6 +396,28 @@ class Problem:
             detail="",
             shortfall=float("nan"),
             counts=counts,
+        )
+
+    def discarded_whole(self, index: int, bound_s: float) -> Discarded:
+        """Return a candidate none of whose layouts was looked at; ``bound_s`` of its step."""
+        return Discarded(index, 0.0, bound_s, self.all_discarded)
+
+    @cached_property
+    def all_discarded(self) -> Counts:
+        """Counts of a candidate none of whose layouts was looked at."""
+        return Counts(len(self.table), 0, 0, len(self.table), 0, 0)
+
+    def counts(self, priced: Priced, legal: int | None = None) -> Counts:
+        """Count how the layouts of a candidate fared; ``legal`` as in `outcome`."""
+        fits = priced.memory_bytes <= self.envelope.memory_cap_bytes
+        legal = len(priced.rows) if legal is None else legal
+        return Counts(
+            plans=len(self.table),
+            infeasible=len(self.table) - legal,
+            priced=len(priced.rows),
+            discarded=legal - len(priced.rows),
+            over_memory=int(np.count_nonzero(~fits)),
+            refused=int(np.count_nonzero(fits & self._refused[priced.rows])),
         )
 
     def least_steps(self, index: int, caps_bytes: tuple[float, ...]) -> NDArray[np.float64]:
@@ -358,7 +493,7 @@ class Problem:
     @staticmethod
     def _failed(index: int, counts: Counts, reason: str, detail: str, shortfall: float) -> Outcome:
         nan = float("nan")
-        return Outcome(index, -1, nan, nan, nan, nan, "", reason, detail, shortfall, counts)
+        return Outcome(index, inf, -1, nan, nan, nan, nan, "", reason, detail, shortfall, counts)
 
 
 def _at_least(value: float) -> str:

@@ -10,15 +10,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mosaic_opt.report_wider import dropped_points, efficiency_row, spend_row
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mosaic_opt.result import Candidate, Rejected, Solution
+    from mosaic_opt.result import Candidate, Rejected, Solution, Tally
     from perfmodel.rules import Violation
     from perfmodel.step import StepEstimate
     from perfmodel.validation.scoreboard import Scoreboard
 
 PAGE_WIDTH = 100
+_LONG_NAME = 30  # letters
 
 
 def as_text(renderable: RenderableType, width: int = PAGE_WIDTH) -> str:
@@ -58,6 +61,11 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
+def short_name(name: str) -> str:
+    """Write a candidate's name without the word that says how it was made."""
+    return name.removeprefix("ladder:").removeprefix("family:")
+
+
 def short_plan(candidate: Candidate) -> str:
     """Write a plan without the degrees that are 1."""
     return _short(str(candidate.plan))
@@ -77,7 +85,7 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
     )
     for c in candidates:
         table.add_row(
-            escape(f"{c.rank:>3} {c.name.removeprefix('ladder:')}"),
+            escape(f"{c.rank:>3} {short_name(c.name)}"),
             number(c.n_active),
             number(c.n_total),
             f"{c.sparsity:.3f}",
@@ -89,6 +97,11 @@ def render_candidates(candidates: Sequence[Candidate]) -> Table:
             f"{c.delta_loss:.4f}",
             short_plan(c),
         )
+    if any(len(short_name(c.name)) > _LONG_NAME for c in candidates):
+        for column in table.columns[1:-1]:
+            column.no_wrap = True
+        table.columns[0].no_wrap = False  # what folds is the name, not the numbers
+        table.columns[0].overflow = "fold"
     return table
 
 
@@ -158,7 +171,9 @@ def render_solution(solution: Solution) -> RenderableType:
                         f"{number(best.tokens)}  ({best.tokens_per_parameter:.1f} a parameter; "
                         f"set by the {best.binding.replace('_', ' ')})",
                     ),
+                    *efficiency_row(best.token_efficiency),
                     ("loss", f"{best.loss:.4f} nats/token  [{best.loss_source}]"),
+                    *spend_row(best.spend),
                     ("layout", str(best.plan)),
                     (
                         "step",
@@ -204,13 +219,13 @@ def render_solution(solution: Solution) -> RenderableType:
     parts.append(
         Text(
             f"Searched {counts.architectures:,} architectures x {counts.layouts:,} layouts = "
-            f"{counts.plans:,} pairs: {counts.priced:,} priced (of which {counts.over_memory:,} do "
-            f"not fit and {counts.refused:,} lie beyond a measured range), "
-            f"{counts.infeasible:,} break a rule, {counts.discarded:,} discarded by a bound, "
-            f"{counts.unexamined:,} not reached. {counts.feasible_architectures:,} architectures "
-            "are feasible."
+            f"{counts.plans:,} pairs: {counts.priced:,} priced ({_share(counts)}; of which "
+            f"{counts.over_memory:,} do not fit and {counts.refused:,} lie beyond a measured "
+            f"range), {counts.infeasible:,} break a rule, {counts.discarded:,} discarded by a "
+            f"bound, {counts.unexamined:,} not reached. {_feasible(counts)}"
         )
     )
+    parts += dropped_points(solution)
     parts += _rejections(solution)
     parts.append(Text(_certificate_line(solution)))
     if best is not None:
@@ -225,6 +240,19 @@ def render_solution(solution: Solution) -> RenderableType:
         ),
     ]
     return Group(*parts)
+
+
+def _share(counts: Tally) -> str:
+    return f"{counts.priced / counts.plans:.2%}" if counts.plans else "of none"
+
+
+def _feasible(counts: Tally) -> str:
+    if not counts.ruled_out_architectures:
+        return f"{counts.feasible_architectures:,} architectures are feasible."
+    return (
+        f"{counts.ruled_out_architectures:,} architectures are ruled out by bounds, each worse "
+        f"than every candidate above; {counts.feasible_architectures:,} others are feasible."
+    )
 
 
 def _without_optimum(solution: Solution) -> str:

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from mosaic_opt.report import _short, grid, number
+from mosaic_opt.report import _short, grid, number, short_name
 
 if TYPE_CHECKING:
     from mosaic_opt.allocation.inverse import Inverse, Reach
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _model(name: str) -> str:
-    return escape(name.removeprefix("ladder:"))
+    return escape(short_name(name))
 
 
 # ---------------------------------------------------------------- phases
@@ -57,6 +57,10 @@ def render_phases(found: Phases) -> RenderableType:
             f"Loss [{found.loss_source}] in nats/token; steps [{_sources(found)}]."
         )
     ]
+    lowest, highest = (f([p.goodput for p in found.phases]) for f in (min, max))
+    if lowest != 1.0:
+        shares = f"{lowest:.4f}" if lowest == highest else f"{lowest:.4f} to {highest:.4f}"
+        lines.append(Text(f"Goodput {shares} [{found.phases[0].goodput_source.value}]."))
     lines += [
         Text(f"{p.architecture} is at its cap from day {p.capped_from_days:.5g} on.")
         for p in found.phases
@@ -93,6 +97,8 @@ def render_inverse(found: Inverse) -> RenderableType:
         names = ["nodes", "days", "GPU-hours"]
         names += ["cost"] if found.price_per_gpu_hour is not None else []
         names += ["MWh"] if found.watts_per_device is not None else []
+        failing = any(reach.goodput != 1.0 for reach in found.by_nodes)
+        names += ["goodput"] if failing else []
         table = grid(*names, "candidate", "tokens", "TPP", "loss", "MFU", "layout")
         for reach in found.by_nodes:
             mark = " *" if found.best is not None and reach.nodes == found.best.nodes else ""
@@ -101,6 +107,7 @@ def render_inverse(found: Inverse) -> RenderableType:
                 f"{reach.days:.5g}",
                 number(reach.gpu_hours),
                 *_priced(reach),
+                *([f"{reach.goodput:.4f}"] if failing else []),
                 _model(reach.architecture),
                 number(reach.tokens),
                 f"{reach.tokens_per_parameter:.0f}",
@@ -111,6 +118,8 @@ def render_inverse(found: Inverse) -> RenderableType:
         parts.append(table)
     parts += [Text(f"{m.nodes} nodes: {m.detail}.") for m in found.missed]
     rests = f"Loss [{found.loss_source}]"
+    if any(reach.goodput != 1.0 for reach in found.by_nodes):
+        rests += f"; goodput [{found.by_nodes[0].goodput_source.value}]"
     if found.price_per_gpu_hour is not None:
         rests += f"; {found.price_per_gpu_hour:g} for a GPU-hour [{found.price_source.value}]"
     if found.watts_per_device is not None:

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, ValidationError
 
 from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.spending import Spend
+from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.frozen import Frozen, explain
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
@@ -40,14 +42,32 @@ class Bounds(_Finite):
     gap: float | None
 
 
+class LayoutCounts(_Finite):
+    """How the layouts of a candidate fared: ``priced + infeasible + discarded`` is all of them.
+
+    ``over_memory`` and ``refused`` are among the priced. Layouts in blocks whose bound is above
+    ``cutoff_s`` were not priced, None where all legal ones were: they have a longer step than the
+    candidate's best, or, of a discarded candidate, than any that matters.
+    """
+
+    priced: int
+    infeasible: int
+    discarded: int
+    over_memory: int
+    refused: int
+    cutoff_s: float | None
+
+
 class Candidate(_Finite):
     """A candidate with its best layout.
 
     ``delta_loss`` is its loss over that of the optimum [nats/token]; ``binding`` says what sets
-    its tokens: the window, or the cap that was reached first.
+    its tokens: the window, or the cap that was reached first. ``index`` is its place in the
+    envelope's candidates.
     """
 
     rank: int
+    index: int
     name: str
     n_active: int
     n_total: int
@@ -62,6 +82,15 @@ class Candidate(_Finite):
     mfu: float
     step_time_s: float
     memory_bytes: float
+    layouts: LayoutCounts
+
+
+class Fastest(_Finite):
+    """The best layout of a candidate that only lacks tokens."""
+
+    plan: Plan
+    step_time_s: float
+    memory_bytes: float
 
 
 class Rejected(_Finite):
@@ -72,10 +101,28 @@ class Rejected(_Finite):
     """
 
     name: str
+    index: int
     reason: str
     detail: str
     shortfall: float | None
     unit: Literal["B", "s"] | None
+    fastest: Fastest | None
+    layouts: LayoutCounts
+
+
+class RuledOut(_Finite):
+    """A candidate that bounds put behind every near-tie.
+
+    None of its layouts has a shorter step than ``step_bound_s``, and so none a lower loss than
+    ``loss_bound``. Both are None where nothing fits; ``loss_bound`` also where its tokens would be
+    too few.
+    """
+
+    name: str
+    index: int
+    step_bound_s: float | None
+    loss_bound: float | None
+    layouts: LayoutCounts
 
 
 class Optimum(_Finite):
@@ -83,7 +130,9 @@ class Optimum(_Finite):
 
     ``architecture``, ``plan``, ``mfu``, ``step_time_s`` and ``memory_bytes`` are those of
     ``step``, which has the breakdown and what each number rests on. ``goodput`` is the share of the
-    window that trains [-].
+    window that trains [-]. ``token_efficiency`` is what the tokens are worth at the batch, and None
+    where each is worth the same. ``spend`` is what the run takes of the envelope's budget, and None
+    where days are given.
     """
 
     architecture: dict[str, Any]
@@ -96,6 +145,7 @@ class Optimum(_Finite):
     binding: str
     loss: float
     loss_source: str
+    token_efficiency: TokenEfficiency | None = None
     mfu: float
     mfu_convention: str
     step_time_s: float
@@ -103,6 +153,7 @@ class Optimum(_Finite):
     learning_rate: float
     model_flop: float
     step: StepEstimate
+    spend: Spend | None = None
     flags: tuple[str, ...]
 
 
@@ -124,6 +175,7 @@ class Tally(_Finite):
     over_memory: int
     refused: int
     feasible_architectures: int
+    ruled_out_architectures: int
 
 
 class NearTieRule(_Finite):
@@ -153,8 +205,13 @@ class Solution(_Finite):
     candidates : tuple of Candidate
         All feasible candidates, best first.
     rejected : tuple of Rejected
-        The others.
+        Those that are not.
+    ruled_out : tuple of RuledOut
+        Those that a bound put behind every near-tie, without the price of every layout.
     counts : Tally
+    dropped_points : dict or None
+        How many points of the grid are no candidate, by reason; None for a space that does not
+        say (a ladder, or a list of models).
     certificate : Certificate
     provenance : dict
         Packs and their hashes, law, versions, and the envelope itself.
@@ -171,7 +228,9 @@ class Solution(_Finite):
     near_tie_rule: NearTieRule
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
+    ruled_out: tuple[RuledOut, ...]
     counts: Tally
+    dropped_points: dict[str, int] | None = None
     certificate: Certificate
     provenance: dict[str, Any]
 

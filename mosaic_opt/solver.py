@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from math import isnan
+from math import isfinite, isnan
+from typing import Literal
 
 from lawfit import peak_learning_rate
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
 from mosaic_opt.backends.registry import resolve
 from mosaic_opt.certificate import Certificate, certify
 from mosaic_opt.envelope import Envelope
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.problem import Counts, Discarded, Outcome, Problem
 from mosaic_opt.result import (
     Bounds,
     Candidate,
+    Fastest,
+    LayoutCounts,
     NearTieRule,
     Optimum,
     Rejected,
+    RuledOut,
     Solution,
     Status,
     Tally,
 )
+from mosaic_opt.spaces import FamilySpace, UnionSpace, shape_of
 
 
 def solve(
@@ -68,7 +72,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
     """Put a report and its certificate together as a solution."""
     best = report.incumbent
     ranked = sorted((o for o in report.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
-    tolerance = None if best is None else loss_tolerance(problem, best)
+    tolerance = None if best is None else problem.loss_tolerance(best)
     candidates = tuple(
         _candidate(problem, outcome, rank, ranked[0].loss)
         for rank, outcome in enumerate(ranked, start=1)
@@ -76,6 +80,7 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
     near = tuple(c for c in candidates if tolerance is not None and c.delta_loss <= tolerance)
     dual = report.dual_bound if abs(report.dual_bound) < float("inf") else None
     primal = best.loss if best is not None else None
+    space = problem.envelope.candidates
     return Solution(
         name=problem.envelope.name,
         status=_status(report, certificate),
@@ -94,32 +99,13 @@ def assemble(problem: Problem, report: Report, certificate: Certificate, backend
         ),
         near_tie_rule=NearTieRule(mfu_error=problem.envelope.mfu_error, loss_tolerance=tolerance),
         candidates=candidates,
-        rejected=tuple(
-            Rejected(
-                name=problem.architectures[o.index].name,
-                reason=o.reason,
-                detail=o.detail,
-                shortfall=None if isnan(o.shortfall) else o.shortfall,
-                unit=None if isnan(o.shortfall) else ("B" if o.reason == "memory" else "s"),
-            )
-            for o in report.outcomes
-            if not o.feasible
-        ),
+        rejected=tuple(_rejected(problem, o) for o in report.outcomes if not o.feasible),
+        ruled_out=tuple(_ruled_out(problem, d) for d in report.discarded),
         counts=_tally(problem, report),
+        dropped_points=space.dropped if isinstance(space, FamilySpace | UnionSpace) else None,
         certificate=certificate,
         provenance=provenance(problem, backend),
     )
-
-
-def loss_tolerance(problem: Problem, best: Outcome) -> float:
-    """Return what the stated MFU error can move the optimum's loss by [nats/token].
-
-    The window's tokens are proportional to MFU, so with an MFU lower by e it delivers
-    ``(1 - e) D*``; a cap that still binds then leaves the loss where it is.
-    """
-    available = problem.tokens(best.index, best.step_s).available
-    fewer = min(best.tokens, available * (1.0 - problem.envelope.mfu_error))
-    return problem.loss(best.index, fewer) - best.loss
 
 
 def _near_feasible(
@@ -174,6 +160,7 @@ def _candidate(problem: Problem, outcome: Outcome, rank: int, best_loss: float) 
     n_active = problem.n_active(outcome.index)
     return Candidate(
         rank=rank,
+        index=outcome.index,
         name=architecture.name,
         n_active=n_active,
         n_total=problem.n_total(outcome.index),
@@ -188,6 +175,50 @@ def _candidate(problem: Problem, outcome: Outcome, rank: int, best_loss: float) 
         mfu=_mfu(problem, outcome),
         step_time_s=outcome.step_s,
         memory_bytes=outcome.memory_bytes,
+        layouts=_layouts(outcome.counts, outcome.cutoff_s),
+    )
+
+
+def _layouts(counts: Counts, cutoff_s: float) -> LayoutCounts:
+    fared = counts._asdict()
+    del fared["plans"]
+    return LayoutCounts(**fared, cutoff_s=_finite(cutoff_s))
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _rejected(problem: Problem, outcome: Outcome) -> Rejected:
+    shortfall = _finite(outcome.shortfall)
+    unit: Literal["B", "s"] = "B" if outcome.reason == "memory" else "s"
+    fastest = None
+    if outcome.nearest_row >= 0:
+        fastest = Fastest(
+            plan=problem.table.plan(outcome.nearest_row),
+            step_time_s=outcome.step_s,
+            memory_bytes=outcome.memory_bytes,
+        )
+    return Rejected(
+        name=problem.architectures[outcome.index].name,
+        index=outcome.index,
+        reason=outcome.reason,
+        detail=outcome.detail,
+        shortfall=shortfall,
+        unit=None if shortfall is None else unit,
+        fastest=fastest,
+        layouts=_layouts(outcome.counts, outcome.cutoff_s),
+    )
+
+
+def _ruled_out(problem: Problem, discarded: Discarded) -> RuledOut:
+    tokens = problem.tokens(discarded.index, discarded.bound_s).tokens
+    return RuledOut(
+        name=problem.architectures[discarded.index].name,
+        index=discarded.index,
+        step_bound_s=_finite(discarded.bound_s),
+        loss_bound=None if isnan(tokens) else problem.loss(discarded.index, tokens),
+        layouts=_layouts(discarded.counts, discarded.cutoff_s),
     )
 
 
@@ -195,24 +226,28 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
     envelope, plan = problem.envelope, problem.table.plan(best.row)
     step = problem.reprice(best.index, plan)
     n_active = problem.n_active(best.index)
+    worth = problem.efficiency(best.index, best.tokens)
     law_flags = envelope.law.flags(
         n_total=float(problem.n_total(best.index)),
         n_active=float(n_active),
-        tokens=best.tokens,
+        tokens=best.tokens if worth is None else worth.tokens_effective,
         expert_split=problem.expert_split(best.index),
     )
+    shape_flags = envelope.law.shape_range.flags(shape_of(problem.architectures[best.index]))
     goodput = envelope.goodput_of(problem.architectures[best.index])
+    available = problem.tokens(best.index, best.step_s).available
     return Optimum(
         architecture=step.architecture,
         plan=plan,
         tokens=best.tokens,
         tokens_per_parameter=best.tokens / n_active,
-        tokens_available=problem.tokens(best.index, best.step_s).available,
+        tokens_available=available,
         goodput=goodput.value or 0.0,
         goodput_source=goodput.source,
         binding=best.binding,
         loss=best.loss,
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
+        token_efficiency=worth,
         mfu=step.mfu,
         mfu_convention=step.mfu_convention.value,
         step_time_s=step.step_time_s,
@@ -220,26 +255,30 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         learning_rate=peak_learning_rate(n_active=float(n_active), tokens=best.tokens),
         model_flop=6.0 * n_active * best.tokens,
         step=step,
-        flags=(*(f"law: {flag}" for flag in law_flags), *step.flags),
+        spend=envelope.budget
+        and envelope.budget.spend(
+            envelope.cluster.n_devices, envelope.window_days, best.tokens / available
+        ),
+        flags=(*(f"law: {flag}" for flag in (*law_flags, *shape_flags)), *step.flags),
     )
 
 
 def _tally(problem: Problem, report: Report) -> Tally:
-    total: Counter[str] = Counter()
-    for outcome in report.outcomes:
-        total.update(outcome.counts._asdict())
+    of_all = [o.counts for o in report.outcomes] + [d.counts for d in report.discarded]
+    total = {name: sum(getattr(c, name) for c in of_all) for name in Counts._fields}
     return Tally(
         architectures=len(problem.architectures),
         grid_points=problem.envelope.candidates.grid_size,
         layouts=len(problem.table),
         plans=problem.size,
         priced=total["priced"],
-        discarded=report.discarded_pairs,
+        discarded=total["discarded"],
         infeasible=total["infeasible"],
         unexamined=len(report.unexamined) * len(problem.table),
         over_memory=total["over_memory"],
         refused=total["refused"],
         feasible_architectures=sum(outcome.feasible for outcome in report.outcomes),
+        ruled_out_architectures=len(report.discarded),
     )
 
 

@@ -54,7 +54,7 @@ from perfmodel.layer import layer_cost_on, trunk_cost
 from perfmodel.memory import OptimizerDims, end_stages, stages_are_alike
 from perfmodel.mesh import PlanDims
 from perfmodel.modes import ModeTotals
-from perfmodel.records import as_record
+from perfmodel.records import as_record, as_records
 from perfmodel.stack import Stack
 
 __all__ = ["HOST_CONSTANTS", "differ_in_host_alone", "least_steps"]
@@ -198,12 +198,6 @@ def differ_in_host_alone(stacks: Sequence[Stack]) -> bool:
     return all(s._replace(**dict.fromkeys(HOST_CONSTANTS, 0.0)) == first for s in stacks)
 
 
-def _records(stacks: Sequence[Stack]) -> NDArray[np.void]:
-    """Return stacks as a structured array of shape (n,)."""
-    dtype = as_record(stacks[0]).dtype
-    return np.array([tuple(stack) for stack in stacks], dtype=dtype)
-
-
 def least_steps(
     architecture: Architecture,
     plans: NDArray[np.float64],
@@ -263,7 +257,7 @@ def least_steps(
         return best_s, best_row
     # draws with like constants side by side, so that a block's floor is near each of them
     order = np.array(sorted(range(n), key=lambda d: (stacks[d].host_layer_s, d)))
-    drawn = _records([stacks[d] for d in order])
+    drawn = as_records([stacks[d] for d in order])
     floors = drawn[::BLOCK].copy()
     for name in HOST_CONSTANTS:
         floors[name] = np.minimum.reduceat(drawn[name], np.arange(0, n, BLOCK))

@@ -47,6 +47,7 @@ __all__ = [
     "PlanSpace",
     "PlanTable",
     "Recompute",
+    "RuleMasks",
     "legal_mask",
     "plan_dims",
 ]
@@ -389,9 +390,6 @@ class PlanTable:
     edp: Column
     layout: Column
     options: dict[str, object] = field(default_factory=dict, repr=False)
-    _memo: dict[tuple[object, ...], NDArray[np.bool_]] = field(
-        default_factory=dict, init=False, repr=False
-    )
 
     def __len__(self) -> int:
         """Count the plans."""
@@ -406,6 +404,12 @@ class PlanTable:
     def codes(self) -> dict[str, int]:
         """What the rules read of the options."""
         return option_values(PlanSpace.model_validate(self.options))
+
+    @cached_property
+    def rule_masks(self) -> RuleMasks:
+        """The rules that an architecture enters, on the rows of the table."""
+        alike = {name: np.full(len(self), value) for name, value in self.codes.items()}
+        return RuleMasks({**self.columns, **alike})
 
     @cached_property
     def both_layouts(self) -> bool:
@@ -438,25 +442,57 @@ _RUN_CONSTRAINTS = tuple(constraint for constraint, reads in _READS.items() if n
 _ARCHITECTURE_CONSTRAINTS = tuple((c, tuple(sorted(reads))) for c, reads in _READS.items() if reads)
 
 
+class RuleMasks:
+    """Rules that read some columns and the architecture, on rows of these columns.
+
+    A rule is evaluated once for each set of values that it reads of an architecture, so that a
+    whole ladder of architectures costs little more than its distinct widths.
+
+    Parameters
+    ----------
+    columns : mapping of str to column
+        Variables of a plan, all of one length; a rule that reads others is left out.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = dict(columns)
+        self._rows = len(next(iter(columns.values())))
+        self._rules = tuple(
+            (number, constraint, reads)
+            for number, (constraint, reads) in enumerate(_ARCHITECTURE_CONSTRAINTS)
+            if constraint.variables <= columns.keys() | {*reads}
+        )
+        self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
+
+    def mask(self, values: Mapping[str, int]) -> NDArray[np.bool_]:
+        """Mark the rows that break none of the rules.
+
+        ``values`` are those of :func:`perfmodel.rules.architecture_values`.
+        """
+        legal = np.ones(self._rows, dtype=np.bool_)
+        for number, constraint, reads in self._rules:
+            key = (number, *[values[variable] for variable in reads])
+            if key not in self._masks:
+                holds = np.asarray(constraint.holds({**self._columns, **values}))
+                self._masks[key] = None if holds.all() else holds
+            holds_there = self._masks[key]
+            if holds_there is not None:
+                legal &= holds_there
+        return legal
+
+
 def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArray[np.bool_]:
     """Mark the rows of a skeleton that are legal for an architecture.
 
     The rules that no architecture enters hold already in a table that `PlanSpace.skeleton`
-    made. A rule is evaluated once per table and per set of values that it reads, so that a
-    whole ladder of architectures costs little more than its distinct widths. Where the table has
-    equal stages as well, a balanced layout that comes to the same is left out.
+    made. Where the table has equal stages as well, a balanced layout that comes to the same is left
+    out.
     """
     values = architecture_values(architecture_vars)
-    legal = np.ones(len(table), dtype=np.bool_)
+    legal = table.rule_masks.mask(values)
     if table.both_layouts:
         equal = values["n_layers"] % (table.pp * table.vpp) == 0
         legal &= ~(equal & (table.layout == LAYOUT_CODES[BALANCED]))
-    for constraint, reads in _ARCHITECTURE_CONSTRAINTS:
-        key = (constraint, *(values[variable] for variable in reads))
-        if key not in table._memo:
-            given: dict[str, int | Column] = {**table.columns, **values, **table.codes}
-            table._memo[key] = np.asarray(constraint.holds(given))
-        legal &= table._memo[key]
     return legal
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_record"]
+__all__ = ["as_record", "as_records"]
 
 
 _DTYPES: dict[type, np.dtype[Any]] = {}
@@ -37,9 +38,19 @@ def as_record(value: tuple[Any, ...]) -> NDArray[np.void]:
     function is handed one pointer in place of every number, which makes it smaller, and quicker to
     compile and to call. The array cannot be written to.
     """
-    kind = type(value)
+    return as_records((value,))
+
+
+def as_records(values: Sequence[tuple[Any, ...]]) -> NDArray[np.void]:
+    """Return named tuples of one type as a structured array of shape (n,); see :func:`as_record`.
+
+    ``values`` holds one or more.
+    """
+    kind = type(values[0])
     if kind not in _DTYPES:
-        _DTYPES[kind] = np.dtype(_fields(value))
-    record = np.array(_numbers(value), dtype=np.float64).view(_DTYPES[kind])
-    record.flags.writeable = False
-    return record
+        _DTYPES[kind] = np.dtype(_fields(values[0]))
+    flat = not any(isinstance(part, tuple) for part in values[0])
+    rows = np.array(values if flat else [_numbers(value) for value in values], dtype=np.float64)
+    records = rows.view(_DTYPES[kind]).reshape(-1)
+    records.flags.writeable = False
+    return records

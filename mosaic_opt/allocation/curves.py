@@ -18,6 +18,7 @@ from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import MAX_WINDOW_DAYS, SECONDS_PER_DAY
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
+from mosaic_opt.token_efficiency import ConstantCriticalBatch
 
 
 class TokenForm(NamedTuple):
@@ -38,7 +39,7 @@ class Curve(NamedTuple):
     tokens_per_day: float  # k; goodput included
     n_active: float
     floor: float  # A(Z) [nats/token]
-    data: float  # B(Z): the loss is floor + data * tokens^-beta
+    data: float  # B(Z), at the worth of the batch's tokens: loss is floor + data * tokens^-beta
 
 
 class Piece(NamedTuple):
@@ -101,9 +102,10 @@ def survey(
     Raises
     ------
     MosaicError
-        The law is not of the form ``A(Z) + B(Z) D^-beta``.
+        The law is not of the form ``A(Z) + B(Z) D^-beta``, or the critical batch is not constant.
     """
     form = token_form(problem.envelope.law)
+    _ = _worth(problem)  # before anything long
     report = Enumerate(workers=workers).search(problem, Limits(), progress=progress)
     if report.unexamined:
         raise KeyboardInterrupt
@@ -115,6 +117,19 @@ def survey(
             if curve.tokens_per_day > 0.0:
                 curves.append(curve)
     return tuple(curves)
+
+
+def _worth(problem: Problem) -> float:
+    """Return D_eff / D, one number for every run [-]."""
+    rule = problem.envelope.critical_batch
+    if rule is None:
+        return 1.0
+    if not isinstance(rule, ConstantCriticalBatch):
+        raise MosaicError(
+            f"critical_batch of kind {rule.kind!r} bends the loss as a function of the window; "
+            "this answer needs kind 'constant', or no critical batch."
+        )
+    return rule.share(float(problem.envelope.batch.tokens))
 
 
 def _curve(
@@ -132,7 +147,7 @@ def _curve(
         tokens_per_day=SECONDS_PER_DAY * goodput * envelope.batch.tokens / step_s,
         n_active=n_active,
         floor=value(form.floor, *size),
-        data=value(form.data, *size),
+        data=value(form.data, *size) * _worth(problem) ** -form.beta,
     )
     for tokens in (1e9, 1e12):  # a law may compute its loss in another way than its terms say
         said = problem.loss(index, tokens)

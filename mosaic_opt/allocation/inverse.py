@@ -11,10 +11,11 @@ from pydantic import ConfigDict
 from mosaic_opt.allocation.curves import Curve, levels, survey, token_form
 from mosaic_opt.allocation.variants import node_counts, with_nodes
 from mosaic_opt.backends.base import ProgressCallback
-from mosaic_opt.envelope import MAX_WINDOW_DAYS, SECONDS_PER_DAY, Envelope
+from mosaic_opt.envelope import MAX_WINDOW_DAYS, Envelope
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.solver import provenance
+from mosaic_opt.spending import cost, energy_j, gpu_hours
 from perfmodel.frozen import Frozen
 from perfmodel.plan import Plan
 from perfmodel.sources import Source
@@ -36,13 +37,16 @@ class _Finite(Frozen):
 class Reach(_Finite):
     """The fastest way to the target on one number of nodes.
 
-    ``loss`` is at or below the target [nats/token]. ``cost`` and ``energy_j`` [J] are None where no
-    price, or no power, was given; with them they rest on what the user said (ASSUMED).
+    ``loss`` is at or below the target [nats/token]. ``goodput`` is the share of the days that
+    trains on so many devices [-]. ``cost`` and ``energy_j`` [J] are None where no price, or no
+    power, was given; with them they rest on what the user said (ASSUMED).
     """
 
     nodes: int
     n_devices: int
     days: float
+    goodput: float
+    goodput_source: Source
     gpu_hours: float
     cost: float | None
     energy_j: float | None
@@ -80,7 +84,8 @@ class Inverse(_Finite):
     target_loss : float
         [nats/token].
     within_days : float or None
-        Limit on the days [day].
+        Limit on the days [day]; None where there is none, or where the envelope's budget sets one
+        for each number of nodes.
     price_per_gpu_hour, watts_per_device : float or None
         As given.
     unit : str
@@ -148,9 +153,10 @@ def invert(
         Only node counts that reach the target in so many days; unless given, the envelope's window
         for "nodes", and no limit for the others.
     price_per_gpu_hour : float, optional
-        In any currency; there is no default.
+        In any currency; that of the envelope's budget unless given, and no other default.
     watts_per_device : float, optional
-        Mean draw of one device with its share of all else [W]; there is no default.
+        Mean draw of one device with its share of all else [W]; that of the envelope's budget unless
+        given, and no other default.
     workers : int, optional
         Threads; all cores unless given.
     progress : callable, optional
@@ -166,8 +172,11 @@ def invert(
         A number that is not above 0, a missing price or power, an impossible node count, or a law
         that is not of the form ``A(Z) + B(Z) D^-beta``.
     """
+    if envelope.budget is not None:
+        price_per_gpu_hour = price_per_gpu_hour or envelope.budget.price_per_gpu_hour
+        watts_per_device = watts_per_device or envelope.budget.site_watts_per_device
     _check(objective, target_loss, within_days, price_per_gpu_hour, watts_per_device)
-    limit = envelope.window_days if objective == "nodes" and within_days is None else within_days
+    by_window = objective == "nodes" and within_days is None
     own = envelope.cluster.nodes
     if nodes is None:
         nodes = [own] if objective == "days" else [*(1 << i for i in range(own.bit_length())), own]
@@ -177,6 +186,7 @@ def invert(
     for count in node_counts(nodes):
         problem = Problem(envelope if count == own else with_nodes(envelope, count))
         curves = survey(problem, workers=workers, progress=progress)
+        limit = problem.envelope.window_days if by_window else within_days
         found = _on_cluster(problem, curves, target_loss, limit)
         if isinstance(found, Missed):
             missed.append(found)
@@ -187,7 +197,7 @@ def invert(
         name=envelope.name,
         objective=objective,
         target_loss=target_loss,
-        within_days=limit,
+        within_days=envelope.window_days if by_window and not envelope.budget else within_days,
         price_per_gpu_hour=price_per_gpu_hour,
         watts_per_device=watts_per_device,
         unit=UNITS[objective],
@@ -195,7 +205,7 @@ def invert(
         best=best,
         by_nodes=tuple(reached),
         missed=tuple(missed),
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
         price_source=Source.ASSUMED,
         provenance=provenance(Problem(envelope), "enumerate"),
     )
@@ -271,11 +281,14 @@ def _on_cluster(
     plan = problem.table.plan(curve.row)
     step = problem.reprice(curve.candidate, plan)
     tokens = levels(problem, curve).at_most(curve.tokens_per_day * days)
+    goodput = envelope.goodput_of(problem.architectures[curve.candidate])
     return Reach(
         nodes=nodes,
         n_devices=n_devices,
         days=days,
-        gpu_hours=24.0 * days * n_devices,
+        goodput=goodput.value or 0.0,
+        goodput_source=goodput.source,
+        gpu_hours=gpu_hours(n_devices, days),
         cost=None,
         energy_j=None,
         architecture=problem.architectures[curve.candidate].name,
@@ -299,11 +312,11 @@ def _lowest_loss(problem: Problem, curves: Sequence[Curve]) -> float | None:
 
 
 def _priced(reach: Reach, price: float | None, watts: float | None) -> Reach:
-    seconds = SECONDS_PER_DAY * reach.days
+    run = reach.n_devices, reach.days
     return reach.model_copy(
         update={
-            "cost": None if price is None else price * reach.gpu_hours,
-            "energy_j": None if watts is None else watts * reach.n_devices * seconds,
+            "cost": None if price is None else cost(price, *run),
+            "energy_j": None if watts is None else energy_j(watts, *run),
         }
     )
 

@@ -52,6 +52,8 @@ class Phase(_Finite):
         Its best layout, the same in every window.
     step_time_s, memory_bytes, mfu : float
         Of that layout; ``step_source`` says what the time rests on.
+    goodput : float
+        Share of the windows that trains [-]; ``goodput_source`` says what it rests on.
     tokens_from, tokens_to : float
         Tokens trained on at both ends.
     loss_from, loss_to : float
@@ -76,6 +78,8 @@ class Phase(_Finite):
     step_source: Source
     memory_bytes: float
     mfu: float
+    goodput: float
+    goodput_source: Source
     tokens_from: float
     tokens_to: float
     loss_from: float | None
@@ -182,7 +186,7 @@ def phases(
         candidates=len(problem.architectures),
         with_layout=len(curves),
         phases=tuple(_phase(problem, curves[group[0].candidate], group) for group in groups),
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
         provenance=provenance(problem, "enumerate"),
     )
 
@@ -223,6 +227,7 @@ def _phase(problem: Problem, curve: Curve, group: Pieces) -> Phase:
     architecture = problem.architectures[index]
     plan = problem.table.plan(curve.row)
     step = problem.reprice(index, plan)
+    goodput = problem.envelope.goodput_of(architecture)
     capped = next((p for p in group if p.binding.startswith("max_tokens")), None)
     return Phase(
         days_from=first.days_from,
@@ -237,6 +242,8 @@ def _phase(problem: Problem, curve: Curve, group: Pieces) -> Phase:
         step_source=step.sources["step_time_s"],
         memory_bytes=curve.memory_bytes,
         mfu=step.mfu,
+        goodput=goodput.value or 0.0,
+        goodput_source=goodput.source,
         tokens_from=_tokens(curve, first, first.days_from),
         tokens_to=_tokens(curve, last, last.days_to),
         loss_from=None if first.days_from == 0.0 else _loss(problem, curve, first, first.days_from),

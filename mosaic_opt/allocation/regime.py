@@ -206,12 +206,17 @@ def allocation_law(
     Raises
     ------
     MosaicError
-        Another law than the joint one, no feasible mixture of experts, or a bandwidth that is not
-        above 0.
+        Another law than the joint one, a critical batch, no feasible mixture of experts, or a
+        bandwidth that is not above 0.
     """
     law = envelope.law
     if not isinstance(law, JointLaw):
         raise MosaicError(f"law {law.kind!r} must be 'joint': Appendix D derives from its terms.")
+    if envelope.critical_batch is not None:
+        raise MosaicError(
+            "critical_batch is not part of Appendix D, which knows tokens of one worth; leave it "
+            "out for an allocation law."
+        )
     if not 0.0 < bandwidth < 100.0:
         raise MosaicError(f"bandwidth={bandwidth:g} must be above 0 and below 100; nearest: 0.7.")
     s = _surveyed(envelope, law, workers, progress)

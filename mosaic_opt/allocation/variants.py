@@ -15,8 +15,13 @@ from perfmodel.frozen import explain
 
 
 def changed(envelope: Envelope, **fields: Any) -> Envelope:
-    """Return the envelope with other values, validated, and with nothing cached from the old."""
+    """Return the envelope with other values, validated, and with nothing cached from the old.
+
+    A budget buys other days on another cluster; other days take the place of a budget.
+    """
     kept = {name: getattr(envelope, name) for name in Envelope.model_fields}
+    if envelope.budget is not None:
+        del kept["budget" if "window_days" in fields else "window_days"]
     return Envelope(**(kept | fields))
 
 

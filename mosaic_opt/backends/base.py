@@ -9,7 +9,7 @@ from enum import Enum, Flag, StrEnum, auto
 from typing import ClassVar
 
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Outcome, Problem
+from mosaic_opt.problem import Discarded, Outcome, Problem
 
 
 class Capability(Flag):
@@ -26,6 +26,7 @@ class Availability(Enum):
     AVAILABLE = "available"
     NOT_INSTALLED = "not installed"
     BAD_VERSION = "installed in a version that is too old"
+    BROKEN = "registered, but cannot be loaded"  # `registry.listing` has the words
 
     def __bool__(self) -> bool:
         """Tell whether the backend can run."""
@@ -77,19 +78,20 @@ class Report:
         No candidate has a lower loss [nats/token]; +inf if no candidate is feasible.
     termination : Termination
     outcomes : tuple of Outcome
-        Every candidate that was examined, in the order of the problem.
+        Every candidate whose best layout is known, or known not to be, in the order of the
+        problem.
+    discarded : tuple of Discarded
+        Candidates that bounds ruled out, in the same order.
     unexamined : tuple of int
-        Indices of the candidates that were not.
-    discarded_pairs : int
-        (architecture, layout) pairs that a bound ruled out.
+        Indices of the others.
     """
 
     incumbent: Outcome | None
     dual_bound: float
     termination: Termination
     outcomes: tuple[Outcome, ...]
+    discarded: tuple[Discarded, ...]
     unexamined: tuple[int, ...]
-    discarded_pairs: int
 
 
 class Backend(ABC):

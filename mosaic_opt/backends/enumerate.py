@@ -89,5 +89,5 @@ class Enumerate(Backend):
             termination=termination,
             outcomes=tuple(outcomes[i] for i in sorted(outcomes)),
             unexamined=unexamined,
-            discarded_pairs=0,
+            discarded=(),
         )

@@ -156,7 +156,7 @@ class GeometricProgram(Backend):
         Raises
         ------
         MosaicError
-            No such solver is installed, or the law is no posynomial.
+            No such solver is installed, or the loss is no posynomial.
         """
         self._require_solvers()
         start = time.monotonic()
@@ -177,7 +177,7 @@ class GeometricProgram(Backend):
             termination=steps.termination,
             outcomes=(),
             unexamined=everything,
-            discarded_pairs=0,
+            discarded=(),
         )
 
     def relax(
@@ -229,6 +229,11 @@ class GeometricProgram(Backend):
 
     def _steps(self, problem: Problem, limits: Limits, progress: ProgressCallback | None) -> _Steps:
         """Find best steps of the candidates, at the cap of memory and a GB to either side."""
+        if problem.envelope.critical_batch is not None:
+            raise MosaicError(
+                "critical_batch makes the loss no posynomial of the tokens, so there is no convex "
+                "relaxation; leave it out for a bound."
+            )
         peak = peak_steps(problem)
         now, more, less = peak.copy(), peak.copy(), peak.copy()
         n = len(peak)

@@ -20,6 +20,7 @@ are neither the same nor independent: the shares ``r`` are `Shares`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from math import sqrt
 from typing import Annotated, Literal, NamedTuple, get_args
 
@@ -29,8 +30,8 @@ from pydantic import Field, model_validator
 
 from lawfit import MOSAIC_TABLE2, LawEnsemble, published_ensemble
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.problem import Problem
-from perfmodel.batch import alike_of, loads_of, plan_matrix, price
+from mosaic_opt.problem import Priced, Problem
+from perfmodel.batch import plan_matrix, price
 from perfmodel.batch_draws import least_steps
 from perfmodel.frozen import Frozen
 from perfmodel.stack import MEMORY_CONSTANTS, Stack
@@ -105,13 +106,9 @@ class LowerLevel:
     """The best layout of a candidate under other stack constants than the envelope's."""
 
     def __init__(self, problem: Problem) -> None:
-        envelope, table = problem.envelope, problem.table
         self.problem = problem
-        self._plans = plan_matrix(table)
-        self._alike = alike_of(table, envelope.batch.precision)
-        self._loads = loads_of(table, envelope.batch.routing)
-        self._refused = table.ep > problem.largest_ep
-        self._hardware = envelope.cluster.constants_for(envelope.batch.precision)
+        self._plans = plan_matrix(problem.table)
+        self._hardware = problem.envelope.cluster.constants_for(problem.envelope.batch.precision)
         self._fitting: dict[int, NDArray[np.int64]] = {}
 
     def least(
@@ -147,9 +144,8 @@ class LowerLevel:
         self, index: int, stacks: Sequence[Stack], likely: NDArray[np.int64] | None
     ) -> Best:
         if index not in self._fitting:
-            rows, _, memory = self.problem.priced(index)
-            fits = memory <= self.problem.envelope.memory_cap_bytes
-            self._fitting[index] = rows[fits & ~self._refused[rows]]
+            priced = self.problem.priced(index)
+            self._fitting[index] = priced.rows[self.problem.allowed(priced)]
         envelope = self.problem.envelope
         return least_steps(
             self.problem.architectures[index],
@@ -161,15 +157,14 @@ class LowerLevel:
             optimizer=envelope.batch.optimizer.dims,
             seq_len=envelope.batch.seq_len,
             global_batch=envelope.batch.global_batch,
-            alike=self._alike,
-            loads=self._loads,
+            alike=self.problem.alike,
+            loads=self.problem.loads,
         )
 
     def _one_by_one(self, index: int, stacks: Sequence[Stack]) -> Best:
         """Price every legal layout under each stack: memory differs from draw to draw."""
         envelope = self.problem.envelope
         rows = self.problem.legal_rows(index)
-        rows = rows[~self._refused[rows]]
         best_s = np.full(len(stacks), np.inf)
         best_row = np.full(len(stacks), -1, dtype=np.int64)
         for d, stack in enumerate(stacks):
@@ -182,41 +177,14 @@ class LowerLevel:
                 optimizer=envelope.batch.optimizer.dims,
                 seq_len=envelope.batch.seq_len,
                 global_batch=envelope.batch.global_batch,
-                alike=self._alike,
-                loads=self._loads,
+                alike=self.problem.alike,
+                loads=self.problem.loads,
             )
-            step_s = np.where(memory <= envelope.memory_cap_bytes, step_s, np.inf)
-            if len(step_s) and np.isfinite(step_s).any():
-                at = int(np.argmin(step_s))
+            priced = Priced(rows, step_s, memory)
+            at = self.problem.best_of(priced)
+            if at is not None:
                 best_s[d], best_row[d] = step_s[at], rows[at]
         return best_s, best_row
-
-
-def tokens_of(problem: Problem, index: int, step_s: Floats) -> Floats:
-    """Return `Problem.tokens` of many step times at once; NaN where the rule cannot be met.
-
-    Parameters
-    ----------
-    step_s : array
-        Step times [s]; inf where the candidate has no layout.
-    """
-    envelope, rule = problem.envelope, problem.envelope.tokens
-    goodput = envelope.goodput_of(problem.architectures[index]).value or 0.0
-    available = envelope.window_s * goodput * envelope.batch.tokens / step_s
-    n_active = float(problem.n_active(index))
-    budget = available
-    if rule.max_tokens is not None:
-        budget = np.minimum(budget, rule.max_tokens)
-    if rule.max_tokens_per_parameter is not None:
-        budget = np.minimum(budget, rule.max_tokens_per_parameter * n_active)
-    if rule.kind == "grid":
-        listed = np.array(sorted(r * n_active for r in rule.tokens_per_parameter))
-        place = np.searchsorted(listed, budget, side="right")
-        budget = np.where(place > 0, listed[np.maximum(place - 1, 0)], np.nan)
-    least = rule.min_tokens_per_parameter
-    if least is not None:
-        budget = np.where(budget < least * n_active, np.nan, budget)
-    return np.where(available > 0.0, budget, np.nan)
 
 
 def ensemble_of(problem: Problem, draws: int, seed: int, given: LawEnsemble | None) -> LawEnsemble:
@@ -364,9 +332,9 @@ def worlds(
         if not done:
             raise
     slower = step_s[:done] / draws.factors[:done]
-    tokens = np.full(slower.shape, np.nan)
-    for i in range(n):
-        tokens[:, i] = tokens_of(problem, i, slower[:, i])
+    sizes = problem.sizes
+    tokens = problem.envelope.tokens.budget(sizes.tokens / slower, sizes.n_active)
+    tokens = np.where(tokens > 0.0, tokens, np.nan)
     losses = losses_of(problem, draws.laws.first(done), tokens)
     return Worlds(slower, rows[:done], tokens, losses)
 
@@ -375,6 +343,13 @@ def losses_of(problem: Problem, laws: LawEnsemble, tokens: Floats) -> Floats:
     """Return the loss of every candidate in every draw; inf where the tokens are NaN."""
     feasible = np.isfinite(tokens)
     losses = np.full(tokens.shape, np.inf)
+    if problem.envelope.critical_batch is not None:  # what a token is worth may depend on the law
+        for d, law in enumerate(laws.laws):
+            one = copy(problem)
+            one.envelope = problem.envelope.model_copy(update={"law": law})
+            for i in np.flatnonzero(feasible[d]):
+                losses[d, i] = one.loss(int(i), float(tokens[d, i]))
+        return losses
     some = np.flatnonzero(feasible.any(axis=0))
     if len(some):
         seen = np.where(feasible[:, some], tokens[:, some], 1.0)
@@ -383,10 +358,36 @@ def losses_of(problem: Problem, laws: LawEnsemble, tokens: Floats) -> Floats:
     return losses
 
 
-def sizes_of(problem: Problem, indices: NDArray[np.int64]) -> dict[str, Floats]:
-    """Return what a law takes of candidates beside tokens, arrays of shape (len(indices),)."""
+def days_for(
+    problem: Problem, laws: LawEnsemble, step_s: Floats, target: float, some: NDArray[np.int64]
+) -> Floats:
+    """Return the days until candidates have a loss, in each draw; inf if never [day].
+
+    Parameters
+    ----------
+    step_s : array of shape (draws, candidates)
+        Of all candidates [s].
+    target : float
+        [nats/token]
+    some : array of int64, shape (n,)
+        The candidates in question.
+    """
+    needed = laws.tokens_for(target, **sizes_of(problem, some))
+    rule, batch = problem.envelope.critical_batch, float(problem.envelope.batch.tokens)
+    if rule is not None:
+        for at in zip(*np.nonzero(np.isfinite(needed)), strict=True):
+            needed[at] = rule.tokens_for(float(needed[at]), batch, lambda _: target)
+    per_day = problem.sizes.tokens[some] / problem.envelope.window_days / step_s[:, some]
+    days = np.full(needed.shape, np.inf)
+    np.divide(needed, per_day, out=days, where=per_day > 0.0)
+    return days
+
+
+def sizes_of(problem: Problem, some: NDArray[np.int64]) -> dict[str, Floats]:
+    """Return what a law takes of candidates beside tokens, arrays of shape (len(some),)."""
+    sizes = problem.sizes
     return {
-        "n_total": np.array([float(problem.n_total(int(i))) for i in indices]),
-        "n_active": np.array([float(problem.n_active(int(i))) for i in indices]),
-        "expert_split": np.array([problem.expert_split(int(i)) for i in indices]),
+        "n_total": sizes.n_total[some],
+        "n_active": sizes.n_active[some],
+        "expert_split": sizes.expert_split[some],
     }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lawfit import LawEnsemble
 from mosaic_opt.backends.base import Limits, Termination
 from mosaic_opt.backends.enumerate import Enumerate
-from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
+from mosaic_opt.envelope import Envelope
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import Solution
@@ -26,9 +26,9 @@ from mosaic_opt.studies.draws import (
     Part,
     Shares,
     Worlds,
+    days_for,
     draw,
     errors_of,
-    sizes_of,
     worlds,
 )
 from mosaic_opt.studies.robust_result import (
@@ -197,19 +197,6 @@ def _quantiles(values: Floats) -> Quantiles:
     return Quantiles(low=low, median=median, high=high)
 
 
-def _days(
-    problem: Problem, solved: Worlds, laws: LawEnsemble, target: float, some: NDArray[np.int64]
-) -> Floats:
-    """Return the days until candidates have a loss, in each draw; inf if never [day]."""
-    needed = laws.tokens_for(target, **sizes_of(problem, some))
-    a_step = float(problem.envelope.batch.tokens)
-    goodput = [problem.envelope.goodput_of(problem.architectures[int(i)]).value for i in some]
-    per_day = np.array([SECONDS_PER_DAY * (g or 0.0) * a_step for g in goodput])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        days = needed * solved.step_s[:, some] / per_day
-    return np.where(np.isnan(days), np.inf, days)
-
-
 def _assemble(
     problem: Problem,
     point: Solution,
@@ -237,14 +224,14 @@ def _assemble(
             i,
         ),
     )
-    ties = {c.name for c in point.near_ties}
-    tied = [i for i in ranked if names[i] in ties]
+    ties = {c.index for c in point.near_ties}
+    tied = [i for i in ranked if i in ties]
     near = [i for i in ranked if choice.near[i] >= NEAR_SHARE]
     chosen = {i for i in (probable, expected, minimax) if i is not None}
     listed = [
         i
         for i in ranked
-        if choice.probability[i] > 0.0 or i in chosen or names[i] in ties or i in set(near)
+        if choice.probability[i] > 0.0 or i in chosen or i in ties or i in set(near)
     ]
     held = np.cumsum([choice.probability[i] for i in ranked])
     enough = int(np.searchsorted(held, HELD_SHARE - 1e-12)) + 1
@@ -253,7 +240,7 @@ def _assemble(
     days = (
         np.full((done, len(listed)), np.inf)
         if optimum is None
-        else _days(problem, solved, laws, optimum.loss, some)
+        else days_for(problem, laws, solved.step_s, optimum.loss, some)
     )
     budgets = [problem.tokens(i, float(step_s[i])).tokens for i in listed]  # NaN without a layout
     return Robust(
@@ -270,7 +257,7 @@ def _assemble(
                 n_total=problem.n_total(i),
                 plan=None if rows[i] < 0 else problem.table.plan(int(rows[i])),
                 point_loss=None if np.isnan(budgets[k]) else problem.loss(i, budgets[k]),
-                near_tie=names[i] in ties,
+                near_tie=i in ties,
                 probability=float(choice.probability[i]),
                 probability_error=sqrt(
                     float(choice.probability[i] * (1.0 - choice.probability[i])) / done

@@ -17,6 +17,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
 )
+from mosaic_opt.backends.branch import BranchAndBound
 from mosaic_opt.backends.cpsat.search import CpSat
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.gp import GeometricProgram
@@ -24,7 +25,7 @@ from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, 
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.solver import solve
-from tests.contract.backend import BackendContract
+from mosaic_opt.testing import BackendContract
 
 from .strategies import tiny_envelope
 
@@ -40,6 +41,17 @@ class TestEnumerateOnOneWorker(BackendContract):
 
     def make(self) -> Backend:
         return Enumerate(workers=1)
+
+
+class TestBranchAndBound(BackendContract):
+    name = "branch"
+
+
+class TestBranchAndBoundOnOneWorker(BackendContract):
+    name = "branch"
+
+    def make(self) -> Backend:
+        return BranchAndBound(workers=1)
 
 
 class TestGeometricProgram(BackendContract):
@@ -140,7 +152,7 @@ CLAIMS = {
     "termination": Termination.EXHAUSTED,
     "outcomes": (),
     "unexamined": (),
-    "discarded_pairs": 0,
+    "discarded": (),
 }
 
 

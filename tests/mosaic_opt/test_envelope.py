@@ -256,7 +256,8 @@ def test_schema_has_every_field() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == set(Envelope.model_fields)
     assert schema["additionalProperties"] is False
-    assert set(schema["required"]) == {"cluster", "window_days", "batch", "candidates"}
+    assert set(schema["required"]) == {"cluster", "batch", "candidates"}
+    assert schema["anyOf"] == [{"required": ["window_days"]}, {"required": ["budget"]}]
     json.dumps(schema)
 
 

@@ -167,7 +167,7 @@ class CpSat(Backend):
             termination=termination,
             outcomes=tuple(outcomes),
             unexamined=unexamined,
-            discarded_pairs=0,
+            discarded=(),
         )
 
 
