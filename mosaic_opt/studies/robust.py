@@ -276,7 +276,7 @@ def _assemble(
         least_expected_regret=_named(names, expected),
         minimax_regret=_named(names, minimax),
         near_ties=tuple(names[i] for i in tied),
-        near_ties_hold=float(sum(choice.probability[i] for i in tied)),
+        near_ties_hold=float(np.isin(choice.winners, tied).mean()),
         tolerance=tolerance,
         indistinguishable=tuple(names[i] for i in near),
         likely_optima=tuple(names[i] for i in ranked[:enough] if choice.probability[i] > 0.0),
