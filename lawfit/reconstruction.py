@@ -28,6 +28,8 @@ in which the ridge is nearly straight; ``1 / (A B C J^3)`` turns the density int
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lawfit._values import FloatArray, LawError
@@ -185,7 +187,9 @@ def residual() -> float:
     return float(np.sqrt((1.0 - R_SQUARED) * variance * freedom))
 
 
-def published_ensemble(draws: int, seed: int) -> LawEnsemble:
+def published_ensemble(
+    draws: int, seed: int, *, progress: Callable[[int, int], None] | None = None
+) -> LawEnsemble:
     """Draw laws that the runs behind `MOSAIC_TABLE2` could not have told from it.
 
     Parameters
@@ -194,6 +198,8 @@ def published_ensemble(draws: int, seed: int) -> LawEnsemble:
         How many, at least 1.
     seed : int
         Of the generator; the same seed and number give the same draws.
+    progress : callable, optional
+        Called with the moves done, and their number.
 
     Returns
     -------
@@ -228,6 +234,8 @@ def published_ensemble(draws: int, seed: int) -> LawEnsemble:
         taken = np.log1p(-generator.random(draws)) < level - height + correction
         points = np.where(taken[:, None], proposed, points)
         height = np.where(taken, level, height)
+        if progress is not None:
+            progress(step + 1, STEPS)
     return LawEnsemble(
         laws=tuple(density.law(point) for point in points),
         source=MOSAIC_TABLE2.source,

@@ -187,7 +187,13 @@ class LowerLevel:
         return best_s, best_row
 
 
-def ensemble_of(problem: Problem, draws: int, seed: int, given: LawEnsemble | None) -> LawEnsemble:
+def ensemble_of(
+    problem: Problem,
+    draws: int,
+    seed: int,
+    given: LawEnsemble | None,
+    progress: Count | None = None,
+) -> LawEnsemble:
     """Return the draws of the envelope's law.
 
     Raises
@@ -212,7 +218,9 @@ def ensemble_of(problem: Problem, draws: int, seed: int, given: LawEnsemble | No
             f"How sure the law ({law.source}) is, nobody said: give an ensemble of it, or leave "
             "'law' out of what is uncertain."
         )
-    return published_ensemble(draws, seed)
+    if progress is None:
+        return published_ensemble(draws, seed)
+    return published_ensemble(draws, seed, progress=lambda done, of: progress("laws", done, of))
 
 
 def errors_of(problem: Problem, rows: NDArray[np.int64]) -> tuple[Floats, tuple[str, ...]]:
@@ -252,6 +260,7 @@ def draw(
     rows: NDArray[np.int64],
     ensemble: LawEnsemble | None,
     shares: Shares,
+    progress: Count | None = None,
 ) -> Draws:
     """Draw laws, stacks and residuals; the same seed gives the same ones.
 
@@ -264,7 +273,7 @@ def draw(
     """
     law = problem.envelope.law
     if "law" in uncertain:
-        laws = ensemble_of(problem, draws, seed, ensemble)
+        laws = ensemble_of(problem, draws, seed, ensemble, progress)
     else:
         fixed = LawEnsemble.of(law)
         laws = fixed.model_copy(update={"laws": (law,) * draws})

@@ -44,6 +44,9 @@ from perfmodel.threads import in_order
 
 MAX_DRAWS = 100_000
 
+MAX_CELLS = 30_000_000
+"""Most draws times candidates, of which some ten numbers are held at once."""
+
 
 class _Choice(NamedTuple):
     """What the draws say of the choice; arrays over all candidates of the problem."""
@@ -104,11 +107,16 @@ def robust(
     split = shares or Shares()
     threads = workers or os.cpu_count() or 1
     problem = Problem(envelope)
+    n = len(problem.architectures)
+    if draws * n > MAX_CELLS:
+        raise MosaicError(
+            f"draws={draws} of {n} candidates are {draws * n:,} losses, which must be at most "
+            f"{MAX_CELLS:,}; nearest: {MAX_CELLS // n}."
+        )
     point = solve(envelope, backend=Enumerate(workers=threads), limits=Limits())
     if point.termination == Termination.INTERRUPTED.value:
         raise KeyboardInterrupt
     lower, stated = LowerLevel(problem), (problem.profile.stack(),)
-    n = len(problem.architectures)
     rows, step_s = np.full(n, -1, dtype=np.int64), np.full(n, np.inf)
     for i, (least, row) in enumerate(in_order(lambda i: lower.least(i, stated), range(n), threads)):
         rows[i], step_s[i] = row[0], least[0]
@@ -122,6 +130,7 @@ def robust(
         rows=rows,
         ensemble=ensemble,
         shares=split,
+        progress=progress,
     )
     solved = worlds(lower, drawn, likely=rows, workers=threads, progress=progress)
     laws = drawn.laws.first(len(solved.losses))

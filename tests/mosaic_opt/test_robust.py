@@ -467,7 +467,8 @@ def test_an_interrupt_keeps_the_blocks_that_are_done(
 
 def test_an_interrupt_before_the_first_block_goes_on() -> None:
     def stop(what: str, done: int, of: int) -> None:
-        raise KeyboardInterrupt
+        if what == "draws":
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         robust(tiny_envelope(), draws=4, progress=stop, workers=1)
@@ -522,3 +523,31 @@ def test_several_batches_are_refused() -> None:
     envelope = tiny_envelope(critical_batch=worth, global_batches=[32, 64])
     with pytest.raises(MosaicError, match="global_batches lists several batches"):
         robust(envelope, draws=2)
+
+
+def test_more_draws_than_memory_would_hold() -> None:
+    many = tiny_ladder(
+        q=list(range(1, 9)),
+        n_experts=list(range(1, 17)),
+        top_k=[1, 2],
+        expert_split=[1, 2, 4],
+    )
+    n = len(Problem(tiny_envelope(candidates=many)).architectures)
+    with pytest.raises(MosaicError, match=rf"nearest: {30_000_000 // n}\.$"):
+        robust(tiny_envelope(candidates=many), draws=100_000)
+
+
+def test_progress_counts_the_moves_of_the_laws_and_the_draws() -> None:
+    seen: dict[str, list[tuple[int, int]]] = {}
+    robust(
+        tiny_envelope(),
+        draws=7,
+        workers=1,
+        progress=lambda what, done, of: seen.setdefault(what, []).append((done, of)),
+    )
+    assert set(seen) == {"laws", "draws"}
+    for counts in seen.values():
+        done = [d for d, _ in counts]
+        assert done == sorted(done)
+        assert counts[-1][0] == counts[-1][1]
+    assert seen["draws"][-1] == (7, 7)
