@@ -38,7 +38,7 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.sources import Source
 from perfmodel.stack import Stack
 
-from .strategies import small_envelopes, tiny, tiny_envelope, tiny_ladder
+from .strategies import scoreboard, small_envelopes, tiny, tiny_envelope, tiny_ladder
 
 ENSEMBLE = published_ensemble(40, seed=5)
 
@@ -232,6 +232,19 @@ def test_shares_say_what_candidates_have_in_common() -> None:
     assert np.abs(correlation - expected).max() < 0.1
     # normal, with the mean absolute error that was stated
     assert np.abs(np.log(factors(0.5, 0.3, 0.2))).mean() == pytest.approx(0.2, rel=0.05)
+
+
+def test_shares_are_those_of_the_measured_sweeps() -> None:
+    """Of the squared log errors, each sweep left out: means of sweeps, and what one run adds."""
+    rows = scoreboard().rows
+    left_out = np.log1p([row.error_leave_one_sweep_out for row in rows])
+    alone = np.log1p([row.error_leave_one_out for row in rows])
+    sweeps = np.array([row.sweep for row in rows])
+    means = np.array([left_out[sweeps == sweep].mean() for sweep in sweeps])
+    total = (left_out**2).sum()
+    shares = Shares()
+    assert (means**2).sum() / total == pytest.approx(shares.common, abs=0.01)
+    assert (alone**2).sum() / total == pytest.approx(shares.own, abs=0.01)
 
 
 def test_shares_add_up_to_one() -> None:
