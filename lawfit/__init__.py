@@ -1,7 +1,7 @@
 """Scaling laws: the loss of a pretraining run from its size, shape and tokens.
 
 Laws are frozen values with one interface, `ScalingLaw`. This package evaluates
-published laws and the user's own; it fits none.
+published laws and the user's own, and draws of the joint law; it fits none.
 
 Examples
 --------
@@ -14,6 +14,7 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.ensemble import LawEnsemble
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.loading import law_from_mapping, load_law
@@ -25,6 +26,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.reconstruction import published_ensemble
 from lawfit.shapes import ShapeRange
 from lawfit.validity import Interval, ValidRange
 
@@ -40,6 +42,7 @@ __all__ = [
     "Gradient",
     "Interval",
     "JointLaw",
+    "LawEnsemble",
     "LawError",
     "Monomial",
     "PerSplitLaw",
@@ -52,4 +55,5 @@ __all__ = [
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
+    "published_ensemble",
 ]

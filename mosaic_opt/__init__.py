@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from mosaic_opt.result import Solution, Status
     from mosaic_opt.solver import solve
     from mosaic_opt.stage_search import StageSearch, search_stages
+    from mosaic_opt.studies.draws import Shares
+    from mosaic_opt.studies.robust import robust
+    from mosaic_opt.studies.robust_result import Robust
     from mosaic_opt.verification import Verification, verify
 
 _HOMES = {
@@ -56,6 +59,8 @@ _HOMES = {
     "Progress": "backends.base",
     "Relaxation": "relaxation_result",
     "Report": "backends.base",
+    "Robust": "studies.robust_result",
+    "Shares": "studies.draws",
     "Solution": "result",
     "StageSearch": "stage_search",
     "Status": "result",
@@ -72,6 +77,7 @@ _HOMES = {
     "phases": "allocation.phases",
     "phases_by_nodes": "allocation.phases",
     "relax": "backends.gp",
+    "robust": "studies.robust",
     "search_stages": "stage_search",
     "solve": "solver",
     "solve_batches": "batch_choice",
@@ -100,6 +106,8 @@ __all__ = [
     "Progress",
     "Relaxation",
     "Report",
+    "Robust",
+    "Shares",
     "Solution",
     "StageSearch",
     "Status",
@@ -116,6 +124,7 @@ __all__ = [
     "phases",
     "phases_by_nodes",
     "relax",
+    "robust",
     "search_stages",
     "solve",
     "solve_batches",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mosaic_opt import cli_allocation, cli_compare, cli_layouts, cli_verify
+from mosaic_opt import cli_allocation, cli_compare, cli_layouts, cli_robust, cli_verify
 from mosaic_opt.backends.entries import names
 from mosaic_opt.case_options import (
     CapacityFactor,
@@ -394,6 +394,7 @@ def schema() -> None:
 cli_layouts.register(app)
 cli_allocation.register(app)
 cli_compare.register(app)
+cli_robust.register(app)
 cli_verify.register(app)
 
 

@@ -26,7 +26,15 @@ from perfmodel.ranges import stack_variables
 from perfmodel.stack import Stack
 from perfmodel.step import StepModel
 
-__all__ = ["Interval", "StackDraws", "draw_stacks", "residual_error", "scaled", "throughput_ratios"]
+__all__ = [
+    "Interval",
+    "StackDraws",
+    "draw_stacks",
+    "residual_error",
+    "residual_factor",
+    "scaled",
+    "throughput_ratios",
+]
 
 LOW, HIGH = 0.05, 0.95
 _Z_HIGH = 1.6448536269514722  # the 95% point of a standard normal distribution
@@ -89,6 +97,13 @@ def residual_error(model: StepModel) -> tuple[str, float]:
     return "mape_leave_one_sweep_out", errors.mape_leave_one_sweep_out
 
 
+def residual_factor(
+    residual: NDArray[np.float64], mape: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return what multiplies throughput, for standard normal numbers and a mean error [-]."""
+    return np.asarray(np.exp(mape * sqrt(pi / 2.0) * residual), dtype=np.float64)
+
+
 def throughput_ratios(
     step_s: float, drawn_s: NDArray[np.float64], residual: NDArray[np.float64], mape: float
 ) -> tuple[float, float]:
@@ -105,7 +120,7 @@ def throughput_ratios(
     mape : float
         Mean absolute error of what the model misses [-].
     """
-    ratios = step_s / drawn_s * np.exp(mape * sqrt(pi / 2.0) * residual)
+    ratios = step_s / drawn_s * residual_factor(residual, mape)
     low, high = np.quantile(ratios, [LOW, HIGH])
     return min(float(low), 1.0), max(float(high), 1.0)
 
