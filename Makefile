@@ -21,7 +21,7 @@ solve: $(VENV)/.core  ## install, then solve one envelope: EXAMPLE=table3
 	$(BIN)/mosaic solve --example $(EXAMPLE)
 
 test: lint  ## install, then every check and every test: PYTEST_ARGS='-m "not slow"'
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.test  ## style, types and the import contracts
 	$(BIN)/ruff check .
