@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mosaic_opt.outcome import Discarded, Outcome
 from mosaic_opt.problem import Problem
-from perfmodel.bounds import block_floors
+from perfmodel.bounds import EP, block_floors
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -22,7 +22,7 @@ ROUNDING = 1e-12
 """By how much a loss may be above the bar, relative, before it counts as above."""
 
 
-class Bounds:
+class BlockBounds:
     """Bounds of the candidates of a problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -39,7 +39,7 @@ class Bounds:
         if not len(self.blocks.values) or not len(indices):
             return np.empty((len(indices), len(self.blocks.values)))
         possible = np.stack([problem.block_rules.mask(problem.rule_values[i]) for i in indices])
-        possible &= self.blocks.values[:, 2] <= problem.largest_ep
+        possible &= self.blocks.values[:, EP] <= problem.largest_ep
         return block_floors(
             problem.records[indices],
             self.blocks,
@@ -78,9 +78,10 @@ class Bounds:
         return (best.loss + self.problem.loss_tolerance(best)) * (1.0 + ROUNDING)
 
     def cutoffs_s(self, indices: Indices, floors: Floats, bar: float) -> Floats:
-        """Return the largest bound of a block of each candidate that may still matter [s].
+        """Return a time that parts each candidate's blocks, those that may still matter below [s].
 
-        0 where none does; inf where all of those do that can be chosen.
+        0 where none does; inf where all of those do that can be chosen. It lies halfway between two
+        bounds, so that another machine's rounding of them moves no block to the other side.
 
         Parameters
         ----------
@@ -92,8 +93,7 @@ class Bounds:
         losses = self.losses(np.repeat(indices, floors.shape[1]), floors.ravel())
         possible = floors < inf
         matters = possible & (losses.reshape(floors.shape) <= bar)
-        cutoffs = np.where(matters, floors, 0.0).max(axis=1, initial=0.0)
-        return np.where((matters == possible).all(axis=1), inf, cutoffs)
+        return _parting(floors, matters)
 
     def rows(self, index: int, floors: Floats, cutoff_s: float) -> tuple[Indices, int]:
         """Return the legal rows in blocks whose bound is at most a cutoff, and how many are legal.
@@ -110,11 +110,12 @@ class Bounds:
         -------
         Outcome or Discarded
             Discarded if the best of them is not better than the bounds of the others; whole, with
-            no rule read, where the cutoff is 0.
+            no rule read, where the cutoff is 0. Its cutoff is that of `cutoffs_s` for these blocks.
         """
         problem = self.problem
         if cutoff_s <= 0.0:
             return problem.discarded_whole(index, float(floors.min(initial=inf)))
+        cutoff_s = float(_parting(floors[None], floors[None] <= cutoff_s)[0])
         rows, legal = self.rows(index, floors, cutoff_s)
         priced = problem.priced(index, rows)
         best = problem.best_of(priced)
@@ -123,3 +124,12 @@ class Bounds:
         if cutoff_s == inf or step_s < ahead_s:
             return problem.outcome(index, priced, best, legal=legal, cutoff_s=cutoff_s)
         return Discarded(index, cutoff_s, ahead_s, problem.counts(priced, legal))
+
+
+def _parting(floors: Floats, below: NDArray[np.bool_]) -> Floats:
+    """Return what parts the bounds of each candidate below from the others; see `cutoffs_s`."""
+    possible = floors < inf
+    last = np.where(below & possible, floors, 0.0).max(axis=1, initial=0.0)
+    following = np.where(possible & ~below, floors, inf).min(axis=1, initial=inf)
+    halfway = np.where(last > 0.0, 0.5 * (last + following), 0.0)
+    return np.where(following == inf, inf, halfway)

@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mosaic_opt.bounds import Bounds, Floats, Indices
-from mosaic_opt.outcome import Discarded, Outcome
+from mosaic_opt.bounds import BlockBounds, Floats, Indices
+from mosaic_opt.outcome import Discarded, Outcome, Settled
 from mosaic_opt.problem import Problem
 from perfmodel.frozen import Frozen
 
@@ -120,72 +120,88 @@ def _price_checks(problem: Problem, outcome: Outcome) -> list[Check]:
     ]
 
 
-def _runners_up(problem: Problem, claims: Claims) -> Check:
-    """Price the next best candidates again: a wrong price would most likely be among them."""
-    feasible = sorted((o for o in claims.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
-    checked = feasible[1 : 1 + RUNNERS_UP]
-    wrong = [
-        problem.architectures[o.index].name
-        for o in checked
-        if not all(check.passed for check in _price_checks(problem, o))
-    ]
-    return _check(
-        "runners_up",
-        not wrong,
-        len(checked),
-        len(checked) - len(wrong),
-        f"candidates behind it that the scalar formulas price alike; wrong: "
-        f"{', '.join(wrong) or 'none'}",
-    )
+def _malformed(problem: Problem, claims: Claims) -> list[int]:
+    """List candidates of which something is claimed that nothing can be."""
+    rows = range(-1, len(problem.table))
+    return [one.index for one in settled(claims) if not _well_formed(problem, one, rows)]
 
 
-class _Discards:
-    """Recomputed bounds of the candidates that have discarded layouts."""
+def _well_formed(problem: Problem, one: Settled, rows: range) -> bool:
+    counts, cutoff_s = one.counts, one.cutoff_s
+    counted = min(counts) >= 0 and counts.plans == len(problem.table)
+    counted &= counts.over_memory + counts.refused <= counts.priced
+    if one.index not in range(len(problem.architectures)) or not counted or not cutoff_s >= 0.0:
+        return False
+    if isinstance(one, Discarded):
+        return one.bound_s > 0.0
+    numbers = (one.step_s, one.memory_bytes, one.tokens, one.loss)
+    known = all(0.0 < number < inf for number in numbers)
+    return one.row in rows and one.nearest_row in rows and (known or not one.feasible)
+
+
+def _point(outcome: Outcome | None) -> tuple[float, ...] | None:
+    if outcome is None:
+        return None
+    o = outcome
+    return o.index, o.row, o.step_s, o.memory_bytes, o.tokens, o.loss
+
+
+def settled(claims: Claims) -> list[Settled]:
+    """List what is claimed of each candidate that the search is done with."""
+    return [*claims.outcomes, *claims.discarded]
+
+
+class _Again:
+    """Some candidates, looked at again: bounds of their blocks, and the layouts these leave."""
 
     def __init__(self, problem: Problem, claims: Claims) -> None:
-        self.problem, self.bounds = problem, Bounds(problem)
+        self.problem, self.bounds = problem, BlockBounds(problem)
         self.bar = self.bounds.bar(claims.incumbent)
-        self.unsound: list[int] = []  # candidates with a block whose bound does not discard it
+        self.unsound: list[int] = []  # discarded layouts that the bounds do not discard
         self.miscounted: list[int] = []
+        self.mispriced: list[int] = []  # another layout, or none, is the best of those priced
 
-    def look_at(self, found: list[Outcome | Discarded]) -> None:
+    def look_at(self, some: list[Settled]) -> None:
         """Check some candidates."""
-        indices = np.array([o.index for o in found], dtype=np.int64)
+        indices = np.array([o.index for o in some], dtype=np.int64)
         floors = self.bounds.floors(indices)
-        cutoffs = np.array([o.cutoff_s for o in found])
+        cutoffs = np.array([o.cutoff_s for o in some])
         ahead = np.where(floors > cutoffs[:, None], floors, inf).min(axis=1, initial=inf)
         enough = (ahead == inf) | (self.bounds.losses(indices, ahead) > self.bar)
-        for place, one in enumerate(found):
+        for place, one in enumerate(some):
             self._one(one, floors[place], float(ahead[place]), bool(enough[place]))
 
-    def _one(self, one: Outcome | Discarded, floors: Floats, ahead_s: float, enough: bool) -> None:
-        if isinstance(one, Discarded):
-            sound = enough and (one.bound_s == ahead_s or _close(one.bound_s, ahead_s))
-        else:
-            step_s = one.step_s if one.row >= 0 or one.nearest_row >= 0 else inf
-            sound = ahead_s == inf or step_s < ahead_s
-        if not sound:
-            self.unsound.append(one.index)
-        counts = one.counts
-        priced, legal = 0, counts.plans  # a cutoff of 0 discards all layouts, legal or not
-        if one.cutoff_s > 0.0:
-            rows, legal = self.bounds.rows(one.index, floors, one.cutoff_s)
-            priced = len(rows)
-        whole = (len(self.problem.table) - legal, priced, legal - priced)
-        if (counts.infeasible, counts.priced, counts.discarded) != whole:
+    def _one(self, one: Settled, floors: Floats, ahead_s: float, enough: bool) -> None:
+        found = self.bounds.examine(one.index, floors, one.cutoff_s)
+        if type(found) is not type(one):
+            self.mispriced.append(one.index)
+        elif isinstance(one, Discarded) and isinstance(found, Discarded):
+            if not enough or not _close(one.bound_s, found.bound_s):
+                self.unsound.append(one.index)
+        elif isinstance(one, Outcome) and isinstance(found, Outcome):
+            best = (one.row, one.nearest_row) == (found.row, found.nearest_row)
+            if not best or not (one.row < 0 or _close(one.step_s, found.step_s)):
+                self.mispriced.append(one.index)
+            if not (ahead_s == inf or found.step_s < ahead_s):
+                self.unsound.append(one.index)
+        if one.counts != found.counts or not _close(one.cutoff_s, found.cutoff_s):
             self.miscounted.append(one.index)
 
 
-def _discard_checks(problem: Problem, claims: Claims) -> list[Check]:
-    """Compute the bounds of discarded blocks again, and what they leave to be priced."""
-    n = range(len(problem.architectures))
-    every: list[Outcome | Discarded] = [
-        o for o in claims.outcomes if o.cutoff_s < inf or o.counts.discarded
+def _looked_at_again(problem: Problem, claims: Claims, foremost: list[Outcome]) -> list[Check]:
+    """Look again at the foremost candidates, and at all that have discarded layouts."""
+    foremost_indices = {o.index for o in foremost}
+    every = [
+        o
+        for o in settled(claims)
+        if isinstance(o, Discarded)
+        or o.cutoff_s < inf
+        or o.counts.discarded
+        or o.index in foremost_indices
     ]
-    every = [o for o in (*every, *claims.discarded) if o.index in n]
-    discards = _Discards(problem, claims)
+    again = _Again(problem, claims)
     for place in range(0, len(every), _AT_ONCE):
-        discards.look_at(every[place : place + _AT_ONCE])
+        again.look_at(every[place : place + _AT_ONCE])
     return [
         _check(
             name,
@@ -197,12 +213,36 @@ def _discard_checks(problem: Problem, claims: Claims) -> list[Check]:
         for name, wrong, detail in (
             (
                 "discarded_bounds",
-                discards.unsound,
-                "candidates with discarded layouts, whose bounds discard them again",
+                again.unsound,
+                "candidates whose discarded layouts are discarded by their bounds again",
             ),
-            ("discarded_counts", discards.miscounted, "those whose layouts add up again"),
+            (
+                "priced_layouts",
+                again.mispriced,
+                "those whose best priced layout is the best again, or again not good enough",
+            ),
+            (
+                "layout_counts",
+                again.miscounted,
+                "those whose blocks part at the same bound, and whose layouts add up again",
+            ),
         )
     ]
+
+
+def _runners_up(problem: Problem, checked: list[Outcome]) -> Check:
+    """Price the next best candidates again: a wrong price would most likely be among them."""
+    wrong = [
+        o.index for o in checked if not all(check.passed for check in _price_checks(problem, o))
+    ]
+    return _check(
+        "runners_up",
+        not wrong,
+        len(checked),
+        len(checked) - len(wrong),
+        "candidates behind it that the scalar formulas price alike; "
+        f"wrong: {_names(problem, wrong)}",
+    )
 
 
 def _names(problem: Problem, indices: list[int]) -> str:
@@ -213,13 +253,11 @@ def _names(problem: Problem, indices: list[int]) -> str:
 
 def _bound_of_unexamined(problem: Problem, claims: Claims) -> float:
     """Return a bound of the loss of every candidate that was not examined [nats/token]."""
-    bounds = Bounds(problem)
-    indices: Indices = np.array(
-        [i for i in claims.unexamined if i in range(len(problem.architectures))], dtype=np.int64
-    )
+    bounds = BlockBounds(problem)
+    left: Indices = np.array(claims.unexamined, dtype=np.int64)
     least = inf
-    for place in range(0, len(indices), _AT_ONCE):
-        some = indices[place : place + _AT_ONCE]
+    for place in range(0, len(left), _AT_ONCE):
+        some = left[place : place + _AT_ONCE]
         floors = bounds.floors(some).min(axis=1, initial=inf)
         least = min(least, float(problem.losses(some, floors).min(initial=inf)))
     return least
@@ -233,30 +271,44 @@ def certify(problem: Problem, claims: Claims) -> Certificate:
     Certificate
         ``certified`` only if every check passed: the incumbent is what it is said to be, no
         examined candidate is better, no candidate is left, what was discarded is worse than the
-        incumbent and its near-ties, the pairs add up and the bound meets the incumbent.
+        incumbent and its near-ties, the pairs add up and the bound meets the incumbent. Where the
+        claims are malformed nothing else is looked at.
     """
-    settled: list[Outcome | Discarded] = [*claims.outcomes, *claims.discarded]
-    everything = sorted([*(o.index for o in settled), *claims.unexamined])
-    pairs = sum(o.counts.priced + o.counts.infeasible + o.counts.discarded for o in settled)
-    pairs += len(claims.unexamined) * len(problem.table)
-    losses = [o.loss for o in claims.outcomes if o.feasible]
-    best = min(losses, default=inf)
-    primal = claims.incumbent.loss if claims.incumbent is not None else inf
-    bound = min(primal, _bound_of_unexamined(problem, claims))
+    n = len(problem.architectures)
+    every = settled(claims)
+    indices = sorted([*(o.index for o in every), *claims.unexamined])
+    malformed = _malformed(problem, claims)
     checks = [
         _check(
             "candidates",
-            everything == list(range(len(problem.architectures))),
-            len(everything),
-            len(problem.architectures),
+            indices == list(range(n)),
+            len(indices),
+            n,
             f"candidates; {len(claims.outcomes)} examined, {len(claims.discarded)} discarded, "
             f"{len(claims.unexamined)} not examined",
         ),
+        _check(
+            "well_formed",
+            not malformed,
+            len(every),
+            len(every) - len(malformed),
+            "claims of which each number can be one",
+        ),
+    ]
+    if not all(check.passed for check in checks):
+        return Certificate(certified=False, checks=tuple(checks))
+    pairs = sum(o.counts.priced + o.counts.infeasible + o.counts.discarded for o in every)
+    pairs += len(claims.unexamined) * len(problem.table)
+    ranked = sorted((o for o in claims.outcomes if o.feasible), key=lambda o: (o.loss, o.index))
+    best = ranked[0].loss if ranked else inf
+    primal = claims.incumbent.loss if claims.incumbent is not None else inf
+    bound = min(primal, _bound_of_unexamined(problem, claims))
+    checks += [
         _check("pairs", pairs == problem.size, pairs, problem.size, "pairs accounted for"),
-        *_discard_checks(problem, claims),
+        *_looked_at_again(problem, claims, ranked[: 1 + RUNNERS_UP]),
         _check(
             "incumbent_is_best",
-            primal == best and (claims.incumbent is None or claims.incumbent in claims.outcomes),
+            _point(claims.incumbent) == _point(ranked[0] if ranked else None),
             primal,
             best,
             "least loss of the examined [nats/token]",
@@ -277,5 +329,8 @@ def certify(problem: Problem, claims: Claims) -> Certificate:
         ),
     ]
     if claims.incumbent is not None:
-        checks += [*_price_checks(problem, claims.incumbent), _runners_up(problem, claims)]
+        checks += [
+            *_price_checks(problem, claims.incumbent),
+            _runners_up(problem, ranked[1 : 1 + RUNNERS_UP]),
+        ]
     return Certificate(certified=all(check.passed for check in checks), checks=tuple(checks))

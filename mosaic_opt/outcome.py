@@ -91,3 +91,7 @@ class Discarded:
     cutoff_s: float  # [s]
     bound_s: float  # no layout has a shorter step [s]
     counts: Counts
+
+
+Settled = Outcome | Discarded
+"""A candidate that a search is done with."""

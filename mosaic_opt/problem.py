@@ -24,7 +24,7 @@ from mosaic_opt.rejection import Rejection, without_layout, without_tokens
 from mosaic_opt.token_efficiency import TokenEfficiency
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
-from perfmodel.bounds import Blocks, blocks_of
+from perfmodel.bounds import BLOCK_COLUMNS, Blocks, blocks_of
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, RuleMasks, legal_mask
@@ -91,11 +91,15 @@ class Problem:
     @cached_property
     def block_rules(self) -> RuleMasks:
         """What the rules say of whole blocks: those that read what its layouts have in common."""
-        n = len(self.blocks.values)
-        alike = {name: int(c[0]) for name, c in self.table.columns.items() if (c == c[0]).all()}
-        whole = self.blocks.values[:, 1:5].astype(np.int64)
-        columns = {name: np.full(n, value) for name, value in (alike | self.table.codes).items()}
-        return RuleMasks(columns | dict(zip(("etp", "ep", "pp", "vpp"), whole.T, strict=True)))
+        table, values = self.table, self.blocks.values
+        alike = {n: int(c[0]) for n, c in table.columns.items() if len(c) and (c == c[0]).all()}
+        columns = {n: np.full(len(values), value) for n, value in (alike | table.codes).items()}
+        degrees = {
+            name: values[:, place].astype(np.int64)
+            for place, name in enumerate(BLOCK_COLUMNS)
+            if name in table.columns
+        }
+        return RuleMasks(columns | degrees)
 
     @cached_property
     def rule_values(self) -> tuple[dict[str, int], ...]:

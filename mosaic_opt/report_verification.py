@@ -20,15 +20,20 @@ def render_verification(found: Verification) -> RenderableType:
     if found.mode == "sample":
         how += f" (seed {found.seed})"
     word = "VERIFIED" if found.verified else "NOT VERIFIED"
+    if found.verified and found.mode == "sample":
+        word += " on a sample"
     lines: list[RenderableType] = [
         Text(f"{found.name}: {word}, of the model", style="bold"),
         Text(f"searched again   {how} {found.candidates:,} candidates"),
         Text(f"certificate      {'holds' if found.certified else 'does not hold'}, made again"),
     ]
+    if found.checked < found.candidates:
+        rest = found.candidates - found.checked
+        lines.append(Text(f"taken as said    what the document says of {rest:,} candidates"))
     if not found.differences:
         lines.append(Text("document         every field is what it should be"))
         return Group(*lines)
-    many = "first " if len(found.differences) == MOST_DIFFERENCES else ""
+    many = "first " if len(found.differences) >= MOST_DIFFERENCES else ""
     lines.append(Text(f"\nThe {many}{len(found.differences)} differences:"))
     table = Table("where", "the document says", "found", box=None, pad_edge=False)
     for difference in found.differences:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from mosaic_opt.certificate import Certificate
 from mosaic_opt.errors import MosaicError
@@ -18,6 +18,10 @@ from perfmodel.sources import Source
 from perfmodel.step import StepEstimate
 
 SCHEMA_VERSION = 1
+
+Count = Annotated[int, Field(ge=0, le=10**18)]
+Index = Annotated[int, Field(ge=0, le=10**9)]
+Above0 = Annotated[float, Field(gt=0.0)]
 
 
 class _Finite(Frozen):
@@ -50,12 +54,12 @@ class LayoutCounts(_Finite):
     candidate's best, or, of a discarded candidate, than any that matters.
     """
 
-    priced: int
-    infeasible: int
-    discarded: int
-    over_memory: int
-    refused: int
-    cutoff_s: float | None
+    priced: Count
+    infeasible: Count
+    discarded: Count
+    over_memory: Count
+    refused: Count
+    cutoff_s: Annotated[float, Field(ge=0.0)] | None
 
 
 class Candidate(_Finite):
@@ -66,22 +70,22 @@ class Candidate(_Finite):
     envelope's candidates.
     """
 
-    rank: int
-    index: int
+    rank: Index
+    index: Index
     name: str
     n_active: int
     n_total: int
     sparsity: float
     expert_split: float | None
     plan: Plan
-    tokens: float
+    tokens: Above0
     tokens_per_parameter: float
     binding: str
-    loss: float
+    loss: Above0
     delta_loss: float
     mfu: float
-    step_time_s: float
-    memory_bytes: float
+    step_time_s: Above0
+    memory_bytes: Above0
     layouts: LayoutCounts
 
 
@@ -89,8 +93,8 @@ class Fastest(_Finite):
     """The best layout of a candidate that only lacks tokens."""
 
     plan: Plan
-    step_time_s: float
-    memory_bytes: float
+    step_time_s: Above0
+    memory_bytes: Above0
 
 
 class Rejected(_Finite):
@@ -101,7 +105,7 @@ class Rejected(_Finite):
     """
 
     name: str
-    index: int
+    index: Index
     reason: str
     detail: str
     shortfall: float | None
@@ -119,8 +123,8 @@ class RuledOut(_Finite):
     """
 
     name: str
-    index: int
-    step_bound_s: float | None
+    index: Index
+    step_bound_s: Above0 | None
     loss_bound: float | None
     layouts: LayoutCounts
 
@@ -164,18 +168,18 @@ class Tally(_Finite):
     ruled out by a bound, or was not reached. ``over_memory`` and ``refused`` are among the priced.
     """
 
-    architectures: int
-    grid_points: int
-    layouts: int
-    plans: int
-    priced: int
-    discarded: int
-    infeasible: int
-    unexamined: int
-    over_memory: int
-    refused: int
-    feasible_architectures: int
-    ruled_out_architectures: int
+    architectures: Count
+    grid_points: Count
+    layouts: Count
+    plans: Count
+    priced: Count
+    discarded: Count
+    infeasible: Count
+    unexamined: Count
+    over_memory: Count
+    refused: Count
+    feasible_architectures: Count
+    ruled_out_architectures: Count
 
 
 class NearTieRule(_Finite):
@@ -220,7 +224,7 @@ class Solution(_Finite):
     schema_version: Literal[1] = 1
     name: str
     status: Status
-    termination: str
+    termination: Literal["exhausted", "time_limit", "interrupted"]
     optimum: Optimum | None
     bounds: Bounds
     near_ties: tuple[Candidate, ...]
@@ -248,7 +252,7 @@ class Solution(_Finite):
             The document is no solution; one sentence.
         """
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise MosaicError(f"Not a solution: {explain(error, cls)}.") from None
 

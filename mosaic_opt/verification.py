@@ -21,11 +21,11 @@ from pydantic import ConfigDict, ValidationError
 
 from lawfit import LawError
 from mosaic_opt.backends.base import Report, Termination
-from mosaic_opt.bounds import Bounds
+from mosaic_opt.bounds import BlockBounds
 from mosaic_opt.certificate import RELATIVE_TOLERANCE, certify
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.errors import MosaicError
-from mosaic_opt.outcome import Counts, Discarded, Outcome
+from mosaic_opt.outcome import Counts, Discarded, Outcome, Settled
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import LayoutCounts, Solution
 from mosaic_opt.solver import assemble, provenance
@@ -33,12 +33,18 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.threads import in_order
 
-Settled = Outcome | Discarded
-
 Count = Callable[[str, int, int], None]
 """Told what is counted, how much is done, and of how much."""
 
 MOST_DIFFERENCES = 50
+
+
+class _Nothing:
+    def __str__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
 
 
 class Difference(Frozen):
@@ -207,7 +213,7 @@ def claims_of(problem: Problem, solution: Solution) -> Report:
     return Report(
         incumbent=best,
         dual_bound=_or(solution.bounds.dual, -inf if unexamined else inf),
-        termination=Termination(solution.termination),
+        termination=Termination(solution.termination) if unexamined else Termination.EXHAUSTED,
         outcomes=tuple(sorted(outcomes, key=lambda o: o.index)),
         discarded=tuple(sorted(discarded, key=lambda d: d.index)),
         unexamined=unexamined,
@@ -253,7 +259,7 @@ def _searched_again(
     progress: Count | None,
 ) -> list[Difference]:
     """Search some candidates again, within the blocks that were priced."""
-    bounds = Bounds(problem)
+    bounds = BlockBounds(problem)
     found: list[Difference] = []
     n = range(len(problem.architectures))
 
@@ -289,7 +295,7 @@ def _differences(where: str, claimed: Any, found: Any) -> Iterator[Difference]:
     if isinstance(claimed, dict) and isinstance(found, dict):
         for key in dict.fromkeys([*claimed, *found]):
             at = f"{where}.{key}" if where else str(key)
-            yield from _differences(at, claimed.get(key, "nothing"), found.get(key, "nothing"))
+            yield from _differences(at, claimed.get(key, _NOTHING), found.get(key, _NOTHING))
     elif isinstance(claimed, list | tuple) and isinstance(found, list | tuple):
         if len(claimed) != len(found):
             yield Difference(where=where, claimed=f"{len(claimed)} of", found=f"{len(found)} of")

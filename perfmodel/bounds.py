@@ -55,13 +55,15 @@ from perfmodel.records import as_record
 from perfmodel.schedule import in_flight_microbatches
 from perfmodel.stack import Stack
 
-__all__ = ["BLOCK_COLUMNS", "MARGIN", "Blocks", "block_floors", "blocks_of"]
+__all__ = ["BLOCK_COLUMNS", "EP", "MARGIN", "Blocks", "block_floors", "blocks_of"]
 
 MARGIN = 1e-9
 """By how much a bound is lowered for the rounding of its arithmetic, relative [-]."""
 
-BLOCK_COLUMNS = ("sequences", "etp", "ep", "pp", "vpp")
+BLOCK_COLUMNS = ("sequences", "etp", "ep", "pp", "vpp", "load")
 """What the layouts of a block have in common; ``sequences`` is ``micro_batch / (tp cp)``."""
+
+SEQUENCES, ETP, EP, PP, VPP, LOAD = range(len(BLOCK_COLUMNS))
 
 
 class Layers(NamedTuple):
@@ -153,8 +155,25 @@ def layer_floor(
 
 @inner_formula
 def wide(p: PlanDims, tp: float) -> PlanDims:
-    """Return a plan with another TP, for what reads its degrees of sharding alone."""
-    return PlanDims(tp, p.etp, p.ep, p.pp, p.vpp, p.cp, p.dp, p.micro_batch, p.recompute)
+    """Return a plan with another TP, and nothing else of it changed."""
+    return PlanDims(
+        tp,
+        p.etp,
+        p.ep,
+        p.pp,
+        p.vpp,
+        p.cp,
+        p.dp,
+        p.micro_batch,
+        p.recompute,
+        p.load,
+        p.sequence_parallel,
+        p.zero,
+        p.instances,
+        p.heads_over_cp,
+        p.offload,
+        p.saved_bytes,
+    )
 
 
 @formula
@@ -219,15 +238,15 @@ def plan_of_block(block: Any, n_devices: float, alike: PlanDims) -> PlanDims:
     """Return the layout of a block that has neither TP nor CP, on a device ``u`` sequences."""
     return PlanDims(
         1.0,
-        block[1],
-        block[2],
-        block[3],
-        block[4],
+        block[ETP],
+        block[EP],
+        block[PP],
+        block[VPP],
         1.0,
-        n_devices / block[3],
-        block[0],
+        n_devices / block[PP],
+        block[SEQUENCES],
         0.0,
-        block[5],
+        block[LOAD],
         alike.sequence_parallel,
         alike.zero,
         alike.instances,
@@ -274,7 +293,8 @@ def _kernel() -> Kernel:
                 if held_floor(a, optimizer, stack, seq_len, q, most_tp, m) > memory_cap:
                     floor_s[i, j] = inf
                     continue
-                if q.micro_batch != p.micro_batch or q.etp != p.etp or q.ep != p.ep:
+                of_layer = q.micro_batch == p.micro_batch and q.etp == p.etp
+                if not (of_layer and q.ep == p.ep and q.load == p.load):
                     totals = layer_floor(a, hw, stack, seq_len, q)
                 p = q
                 span = pipeline_floor(a, stack, node, q, totals, m)
@@ -290,7 +310,7 @@ class Blocks(NamedTuple):
     Attributes
     ----------
     values : array of shape (blocks, 6)
-        `BLOCK_COLUMNS`, and the load of the fullest rank of EP [-].
+        `BLOCK_COLUMNS`; ``load`` is that of the fullest rank of EP [-].
     of_row : array of int64, shape (rows,)
         The block of each row of the table.
     most_tp : float

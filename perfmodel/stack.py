@@ -48,6 +48,9 @@ class Stack(NamedTuple):
 MEMORY_CONSTANTS = Stack._fields[Stack._fields.index("framework_bytes") :]
 """The constants that the memory of a device depends on."""
 
+HIDDEN_SHARES = ("dp_hidden", "pp_hidden", "a2a_hidden", "copies_once")
+"""The constants that are at most 1: no more than all of something is hidden, or sent once."""
+
 MAX_FITTED = 5
 """The most constants that a profile may fit."""
 

@@ -29,8 +29,9 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
     better,
+    rank,
 )
-from mosaic_opt.bounds import Bounds, Floats
+from mosaic_opt.bounds import BlockBounds, Floats
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.outcome import Discarded, Outcome
 from mosaic_opt.problem import Problem
@@ -103,7 +104,7 @@ class _Search:
         n = len(problem.architectures)
         self.problem, self.workers = problem, workers
         self.deadline, self.progress = deadline, progress
-        self.bounds = Bounds(problem)
+        self.bounds = BlockBounds(problem)
         self.kept: dict[int, Floats] = {}
         self.least = np.zeros(n)  # bound of each candidate's step [s]
         self.optimistic = np.full(n, -inf)  # bound of its loss [nats/token]
@@ -120,10 +121,10 @@ class _Search:
         chunks = [everyone[i : i + _AT_ONCE] for i in range(0, len(everyone), _AT_ONCE)]
         for chunk, floors in zip(chunks, self._each(self.bounds.floors, chunks), strict=True):
             self.least[chunk] = floors.min(axis=1, initial=inf)
+            self.optimistic[chunk] = self.problem.losses(chunk, self.least[chunk])
+            self.matters[chunk] = self.bounds.losses(chunk, self.least[chunk])
             if keep:
                 self.kept.update(zip(chunk.tolist(), floors, strict=True))
-        self.optimistic = self.problem.losses(everyone, self.least)
-        self.matters = self.bounds.losses(everyone, self.least)
 
     def branch(self) -> None:
         """Examine candidates until none is left that matters."""
@@ -146,21 +147,28 @@ class _Search:
             self.bar = self.bounds.bar(self.best)
 
     def report(self, termination: Termination) -> Report:
-        """Say what was found, and what was not."""
+        """Say what was found, and what was not; at any time, also in the middle of a round."""
+        feasible = (outcome for outcome in self.outcomes.values() if outcome.feasible)
+        self.best = min(feasible, key=rank, default=None)
+        self.bar = self.bounds.bar(self.best)
+        for index in self._below_the_bar():
+            del self.discarded[index]
         unexamined = []
         for index in range(len(self.least)):
-            if index in self.outcomes or index in self.discarded:
+            if index in self.outcomes:
+                self.discarded.pop(index, None)
+                continue
+            if index in self.discarded:
                 continue
             if self.matters[index] > self.bar:
                 bound_s = float(self.least[index])
                 self.discarded[index] = self.problem.discarded_whole(index, bound_s)
             else:
                 unexamined.append(index)
-        losses = [float(self.optimistic[index]) for index in unexamined]
         primal = self.best.loss if self.best is not None else inf
         return Report(
             incumbent=self.best,
-            dual_bound=min([primal, *losses]),
+            dual_bound=min([primal, *map(self._bound_of, unexamined)]),
             termination=termination if unexamined else Termination.EXHAUSTED,
             outcomes=tuple(self.outcomes[i] for i in sorted(self.outcomes)),
             discarded=tuple(self.discarded[i] for i in sorted(self.discarded)),
@@ -178,12 +186,17 @@ class _Search:
         opened = zip(batch, floors, cutoffs_s, strict=True)
         return self._each(lambda candidate: self.bounds.examine(*candidate), opened)
 
+    def _bound_of(self, index: int) -> float:
+        """Return a bound of a candidate's loss, from its peak where there is no better one."""
+        bound = float(self.optimistic[index])
+        return bound if bound > -inf else self.problem.optimistic_loss(index)
+
     def _take(self, found: Outcome | Discarded) -> None:
         if isinstance(found, Discarded):
             self.discarded[found.index] = found
             return
-        self.discarded.pop(found.index, None)
         self.outcomes[found.index] = found
+        self.discarded.pop(found.index, None)
         if better(found, self.best):
             self.best = found
 

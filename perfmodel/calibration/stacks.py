@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from perfmodel.calibration.packs import RangeFlag
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, read_record, shipped
 from perfmodel.sources import Source
-from perfmodel.stack import MAX_FITTED, Stack
+from perfmodel.stack import HIDDEN_SHARES, MAX_FITTED, Stack
 
 FOLDER = "stacks"
 
@@ -96,6 +96,13 @@ class StackProfile(FrozenRecord):
         _same_names(
             "constants and assumptions", {*self.constants, *self.assumptions}, set(Stack._fields)
         )
+        parts: list[StackProfile | Variant] = [self, *self.variants.values()]
+        for part in parts:
+            most = [(name, c.high) for name, c in part.constants.items()]
+            most += [(name, a.value) for name, a in part.assumptions.items()]
+            for name, value in most:
+                if name in HIDDEN_SHARES and value > 1.0:
+                    raise ValueError(f"{name}={value:g} is a share, at most 1; nearest: 1")
         every = [*self.constants.items()]
         for variant in self.variants.values():
             every += variant.constants.items()

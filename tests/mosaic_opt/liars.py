@@ -121,6 +121,6 @@ LIES: dict[str, tuple[Change, Capability, set[str]]] = {
         {"bound", "checks"},
     ),
     "nothing fits": (nothing_fits, Capability.EXACT, {"point", "bound"}),
-    "another layout": (another_layout, Capability.EXACT, {"point", "bound"}),
+    "another layout": (another_layout, Capability.EXACT, {"point", "bound", "checks"}),
     "loses pairs": (loses_pairs, Capability.INCUMBENT, {"checks"}),
 }

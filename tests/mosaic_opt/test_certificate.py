@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from mosaic_opt.backends.base import Limits, Progress, Report
 from mosaic_opt.backends.branch import BranchAndBound
 from mosaic_opt.backends.enumerate import Enumerate
+from mosaic_opt.bounds import BlockBounds
 from mosaic_opt.certificate import RELATIVE_TOLERANCE, certify
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.outcome import Counts, Discarded, Outcome
@@ -125,8 +128,10 @@ def test_honest_report_is_certified() -> None:
     assert {check.name for check in certificate.checks} == {
         "candidates",
         "pairs",
+        "well_formed",
         "discarded_bounds",
-        "discarded_counts",
+        "priced_layouts",
+        "layout_counts",
         "runners_up",
         "incumbent_is_best",
         "bound",
@@ -158,15 +163,48 @@ def test_changed_second_best_is_not_certified(changes: dict[str, float]) -> None
     wrong = replace(second, **{name: getattr(second, name) * by for name, by in changes.items()})
     outcomes = tuple(wrong if o.index == second.index else o for o in report.outcomes)
     certificate = certify(problem, replace(report, outcomes=outcomes))
-    assert [c.name for c in certificate.checks if not c.passed] == ["runners_up"]
+    failed = {c.name for c in certificate.checks if not c.passed}
+    assert {"runners_up"} <= failed <= {"runners_up", "priced_layouts"}
     assert problem.architectures[second.index].name in str(certificate)
 
 
 @pytest.mark.parametrize("row", [10**9, -(10**9)])
-def test_row_outside_the_table_is_an_error(row: int) -> None:
+def test_row_outside_the_table_is_not_certified(row: int) -> None:
     problem, report = honest()
-    with pytest.raises(IndexError):
-        certify(problem, with_incumbent(report, True, row=row))
+    certificate = certify(problem, with_incumbent(report, True, row=row))
+    assert [c.name for c in certificate.checks if not c.passed] == ["well_formed"]
+
+
+@pytest.mark.parametrize("what", ["loss", "step_s", "tokens", "memory_bytes", "cutoff_s"])
+@pytest.mark.parametrize("value", [math.nan, -1.0])
+def test_what_no_number_can_be_is_not_certified(what: str, value: float) -> None:
+    problem, report = honest()
+    for position in range(len(report.outcomes)):
+        outcomes = list(report.outcomes)
+        outcomes[position] = replace(outcomes[position], **{what: value})
+        assert not certify(problem, replace(report, outcomes=tuple(outcomes))).certified
+
+
+def slowest(problem: Problem, outcome: Outcome) -> Outcome:
+    """Claim that the slowest layout that fits is a candidate's best, and price it honestly."""
+    priced = problem.priced(outcome.index)
+    steps = np.where(problem.allowed(priced), priced.step_s, -1.0)
+    return problem.outcome(outcome.index, priced, int(np.argmax(steps)))
+
+
+def test_a_slower_layout_is_not_certified() -> None:
+    """Its price holds, and it is not the best one."""
+    problem, report = honest()
+    everywhere = tuple(slowest(problem, o) for o in report.outcomes)
+    alone = tuple(
+        slowest(problem, o) if o.index == best(report).index else o for o in report.outcomes
+    )
+    for outcomes in (everywhere, alone):
+        least = min(outcomes, key=lambda o: (o.loss, o.index))
+        claimed = replace(report, outcomes=outcomes, incumbent=least, dual_bound=least.loss)
+        certificate = certify(problem, claimed)
+        assert not certificate.certified
+        assert "priced_layouts" in [c.name for c in certificate.checks if not c.passed]
 
 
 def test_illegal_row_is_an_error() -> None:
@@ -183,7 +221,8 @@ def test_layout_that_does_not_fit_is_not_certified() -> None:
     _, report = honest()
     tight = tiny_problem(memory_fraction=0.5 * best(report).memory_bytes / 179e9)
     certificate = certify(tight, report)
-    assert [c.name for c in certificate.checks if not c.passed] == ["memory", "runners_up"]
+    failed = {c.name for c in certificate.checks if not c.passed}
+    assert failed == {"memory", "runners_up", "priced_layouts", "layout_counts"}
 
 
 def test_rounding_is_forgiven() -> None:
@@ -199,7 +238,7 @@ def test_discarded_layouts_need_more_than_a_matching_count(pairs: int) -> None:
     skipped = with_counts(report, 0, priced=-pairs, discarded=pairs)
     outcomes = (replace(skipped.outcomes[0], cutoff_s=1e9), *skipped.outcomes[1:])
     certificate = certify(problem, replace(skipped, outcomes=outcomes))
-    assert [c.name for c in certificate.checks if not c.passed] == ["discarded_counts"]
+    assert [c.name for c in certificate.checks if not c.passed] == ["layout_counts"]
 
 
 # ---------------------------------------------------------------- what bounds discarded
@@ -251,6 +290,26 @@ def unfounded(report: Report) -> Report:
     return replace(report, outcomes=left, discarded=tuple(discarded))
 
 
+def without_the_optimum(report: Report, whole: bool) -> Report:
+    """Discard the optimum, with true counts and a true bound of what was not priced of it."""
+    problem, _ = pruned()
+    optimum = best(report)
+    if whole:
+        every = problem.solve_candidate(optimum.index)
+        gone = Discarded(optimum.index, math.inf, math.inf, every.counts)
+    else:
+        bounds = BlockBounds(problem)
+        floors = bounds.floors(np.array([optimum.index]))[0]
+        ahead = float(floors[floors > optimum.cutoff_s].min(initial=math.inf))
+        gone = Discarded(optimum.index, optimum.cutoff_s, ahead, optimum.counts)
+    left = tuple(o for o in report.outcomes if o.index != optimum.index)
+    second = min((o for o in left if o.feasible), key=lambda o: (o.loss, o.index))
+    discarded = tuple(sorted((*report.discarded, gone), key=lambda d: d.index))
+    return replace(
+        report, outcomes=left, discarded=discarded, incumbent=second, dual_bound=second.loss
+    )
+
+
 PRUNED_TAMPERINGS: dict[str, Callable[[Report], Report]] = {
     "bound, higher": lambda r: with_discarded(r, whole(r).index, bound_s=whole(r).bound_s * NUDGE),
     "bound, lower": lambda r: with_discarded(r, whole(r).index, bound_s=whole(r).bound_s / NUDGE),
@@ -277,6 +336,18 @@ PRUNED_TAMPERINGS: dict[str, Callable[[Report], Report]] = {
         r, cut_outcome(r), counts=moved(cut_outcome(r).counts, priced=1, discarded=-1)
     ),
     "a near-tie discarded": unfounded,
+    "the optimum discarded in part": lambda r: without_the_optimum(r, whole=False),
+    "the optimum discarded after all was priced": lambda r: without_the_optimum(r, whole=True),
+    "plans, with the rest to match": lambda r: with_discarded(
+        r,
+        whole(r).index,
+        counts=Counts(7, whole(r).counts.plans - 7, 0, 7, 0, 0),
+    ),
+    "cutoff, not a number": lambda r: with_discarded(r, whole(r).index, cutoff_s=math.nan),
+    "bound, not a number": lambda r: with_discarded(r, whole(r).index, bound_s=math.nan),
+    "refused, more than was priced": lambda r: with_discarded(
+        r, whole(r).index, counts=whole(r).counts._replace(refused=1)
+    ),
     "a discarded candidate dropped": lambda r: replace(r, discarded=r.discarded[1:]),
     "a discarded candidate twice": lambda r: replace(r, discarded=(r.discarded[0], *r.discarded)),
 }
@@ -312,7 +383,15 @@ def test_a_lower_optimum_leaves_more_that_bounds_do_not_discard() -> None:
         outcomes=tuple(o for o in report.outcomes if o not in feasible[:-1]),
     )
     failed = {c.name for c in certify(problem, only).checks if not c.passed}
-    assert {"discarded_bounds", "candidates"} <= failed
+    assert "candidates" in failed
+    dropped = [
+        problem.discarded_whole(o.index, float(floors.min()))
+        for o in feasible[:-1]
+        for floors in BlockBounds(problem).floors(np.array([o.index]))
+    ]
+    every = tuple(sorted((*only.discarded, *dropped), key=lambda d: d.index))
+    certificate = certify(problem, replace(only, discarded=every))
+    assert [c.name for c in certificate.checks if not c.passed] == ["discarded_bounds"]
 
 
 @settings(max_examples=25)

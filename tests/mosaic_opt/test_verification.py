@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,12 +19,16 @@ from typer.testing import CliRunner
 from mosaic_opt.backends.base import Limits, Progress
 from mosaic_opt.backends.branch import BranchAndBound
 from mosaic_opt.backends.enumerate import Enumerate
+from mosaic_opt.bounds import BlockBounds
+from mosaic_opt.certificate import Certificate, certify
 from mosaic_opt.cli import app
 from mosaic_opt.envelope import parse_envelope
 from mosaic_opt.errors import EnvelopeError, MosaicError
+from mosaic_opt.outcome import Discarded
+from mosaic_opt.problem import Problem
 from mosaic_opt.result import Solution
-from mosaic_opt.solver import solve
-from mosaic_opt.verification import MOST_DIFFERENCES, verify
+from mosaic_opt.solver import assemble, solve
+from mosaic_opt.verification import MOST_DIFFERENCES, claims_of, verify
 
 from .strategies import small_envelopes, solved_tiny, tiny, tiny_envelope
 
@@ -146,10 +153,20 @@ def test_other_versions_and_another_name_of_the_backend_are_no_difference() -> N
     assert verify(Solution.from_json(json.dumps(whole))).verified
 
 
-def test_the_rounding_of_another_machine_is_no_difference() -> None:
+@pytest.mark.parametrize("by", [1.0 + 1e-15, 1.0 - 1e-15, 1.0 + 1e-13, 1.0 - 1e-13])
+def test_the_rounding_of_another_machine_is_no_difference(by: float) -> None:
+    """Every number of the document, cutoffs of bounds among them."""
+
+    def jittered(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: jittered(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [jittered(part) for part in value]
+        return value * by if isinstance(value, float) else value
+
     whole = json.loads(document())
-    whole["optimum"]["loss"] *= 1.0 + 1e-14
-    whole["candidates"][0]["step_time_s"] *= 1.0 - 1e-14
+    envelope = whole["provenance"]
+    whole = jittered(whole) | {"provenance": envelope}
     assert verify(Solution.from_json(json.dumps(whole))).verified
 
 
@@ -212,6 +229,70 @@ def test_the_differences_are_few_and_say_where() -> None:
     assert any(d.where.endswith(".loss") for d in found.differences)
     one = verify(Solution.from_json(with_change(document(), ("bounds", "gap"))))
     assert [d.where for d in one.differences] == ["bounds.gap"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("termination",), "foo"),
+        (("termination",), "interrupted"),
+        (("termination",), "time_limit"),
+        (("ruled_out", 0, "layouts", "discarded"), 10**400),
+        (("ruled_out", 0, "index"), 10**30),
+        (("ruled_out", 0, "index"), -1),
+        (("ruled_out", 0, "step_bound_s"), 0.0),
+        (("candidates", 0, "step_time_s"), 0.0),
+        (("candidates", 0, "index"), "0"),
+        (("candidates", 0, "layouts", "cutoff_s"), -1.0),
+        (("counts", "plans"), -1),
+    ],
+    ids=str,
+)
+def test_what_nothing_can_be_is_refused(place: Place, value: Any) -> None:
+    whole = json.loads(document())
+    part = whole
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    assert is_refused(json.dumps(whole))
+
+
+def test_a_field_that_is_not_there_is_told_from_the_word_nothing() -> None:
+    whole = json.loads(document())
+    whole["provenance"]["note"] = "nothing"
+    assert is_refused(json.dumps(whole))
+
+
+@pytest.mark.parametrize("how", [{}, {"sample": 0}], ids=["full", "sample"])
+@pytest.mark.parametrize("everything", [True, False])
+def test_the_optimum_hidden_in_a_consistent_story_is_found(
+    how: dict[str, Any], everything: bool
+) -> None:
+    """Put the optimum among those ruled out, and assemble the document anew from that."""
+    solution = Solution.from_json(document())
+    problem = Problem(parse_envelope(solution.provenance["envelope"]))
+    claims = claims_of(problem, solution)
+    optimum = claims.incumbent
+    assert optimum is not None
+    floors = BlockBounds(problem).floors(np.array([optimum.index]))[0]
+    ahead = float(floors[floors > optimum.cutoff_s].min(initial=inf))
+    gone = Discarded(optimum.index, optimum.cutoff_s, ahead, optimum.counts)
+    if everything:
+        gone = problem.discarded_whole(optimum.index, float(floors.min()))
+    left = tuple(o for o in claims.outcomes if o.index != optimum.index)
+    second = min((o for o in left if o.feasible), key=lambda o: (o.loss, o.index))
+    forged = dataclasses.replace(
+        claims,
+        outcomes=left,
+        discarded=tuple(sorted((*claims.discarded, gone), key=lambda d: d.index)),
+        incumbent=second,
+        dual_bound=second.loss,
+    )
+    checks = certify(problem, forged).checks
+    passed = tuple(check.model_copy(update={"passed": True}) for check in checks)
+    told = assemble(problem, forged, Certificate(certified=True, checks=passed), "branch")
+    assert told.status == "optimal"
+    assert is_refused(told.to_json(), **how)
 
 
 def test_another_pack_is_said_first() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.bounds import MARGIN, Blocks, block_floors, blocks_of
 from perfmodel.calibration.packs import shipped_packs
-from perfmodel.calibration.stacks import load_stack, shipped_stacks
+from perfmodel.calibration.stacks import StackProfile, load_stack, shipped_stacks
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.ladders import ladder
 from perfmodel.plan import PlanSpace, PlanTable, RuleMasks, legal_mask
@@ -22,7 +23,7 @@ from perfmodel.precision import Precision
 from perfmodel.records import as_records
 from perfmodel.routing import Routing
 from perfmodel.rules import architecture_values
-from perfmodel.stack import Stack
+from perfmodel.stack import HIDDEN_SHARES, Stack
 
 from .option_strategies import OPTIONS
 from .strategies import architectures, batches, dense, fast_profile, latent, moe, profile
@@ -220,7 +221,18 @@ def test_rules_of_some_columns_forbid_no_legal_row(a: Architecture) -> None:
     some = RuleMasks({name: table.columns[name] for name in ("etp", "ep", "pp", "vpp")})
     assert not (legal & ~some.mask(values)).any()
     np.testing.assert_array_equal(table.rule_masks.mask(values), legal)
-    single = RuleMasks({"ep": np.array([7])})
-    assert (
-        single.mask(values).all() == (a.n_experts == 0 or a.n_experts % 7 == 0) or a.n_experts == 0
-    )
+    single = RuleMasks({"ep": np.array([7])}).mask(values)
+    assert single.all() == (a.n_experts % 7 == 0 or not a.n_experts)
+
+
+# ---------------------------------------------------------------- what a bound may rely on
+
+
+@pytest.mark.parametrize("name", HIDDEN_SHARES)
+def test_no_profile_hides_more_than_all(name: str) -> None:
+    """A share above 1 would hide a time that the bound counts."""
+    stated = profile().model_dump(mode="json")
+    part = stated["assumptions"] if name in stated["assumptions"] else stated["constants"]
+    part[name] |= {"value": 1.5, **({"high": 1.5} if "high" in part[name] else {})}
+    with pytest.raises(ValidationError, match=rf"{name}=1.5 is a share, at most 1; nearest: 1"):
+        StackProfile.model_validate(stated)
