@@ -27,9 +27,8 @@ from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.bounds import BLOCK_COLUMNS, Blocks, blocks_of
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import Plan, PlanTable, RuleMasks, legal_mask
+from perfmodel.plan import Plan, PlanTable, RuleMasks
 from perfmodel.records import as_records
-from perfmodel.rules import architecture_values
 from perfmodel.step import StepEstimate, estimate
 
 
@@ -104,7 +103,7 @@ class Problem:
     @cached_property
     def rule_values(self) -> tuple[dict[str, int], ...]:
         """What the rules read of each candidate."""
-        return tuple(architecture_values(a.rule_variables()) for a in self.architectures)
+        return tuple(a.rule_variables() for a in self.architectures)
 
     @cached_property
     def records(self) -> NDArray[np.void]:
@@ -121,8 +120,7 @@ class Problem:
 
     def legal_rows(self, index: int) -> NDArray[np.int64]:
         """Return the rows of the table that are legal for a candidate, ascending."""
-        mask = legal_mask(self.table, self.rule_values[index])
-        return np.flatnonzero(mask).astype(np.int64)
+        return np.flatnonzero(self.table.legal(self.rule_values[index])).astype(np.int64)
 
     def price(
         self, index: int, rows: NDArray[np.int64]

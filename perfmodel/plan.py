@@ -417,6 +417,14 @@ class PlanTable:
         alike = {name: np.full(len(self), value) for name, value in self.codes.items()}
         return RuleMasks({**self.columns, **alike})
 
+    def legal(self, values: Mapping[str, int]) -> NDArray[np.bool_]:
+        """:func:`legal_mask` of values that are known to be right."""
+        legal = self.rule_masks.mask(values)
+        if self.both_layouts:
+            equal = values["n_layers"] % (self.pp * self.vpp) == 0
+            legal &= ~(equal & (self.layout == LAYOUT_CODES[BALANCED]))
+        return legal
+
     @cached_property
     def both_layouts(self) -> bool:
         """Say whether some plans have equal stages and some a balanced layout."""
@@ -520,12 +528,7 @@ def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArra
     made. Where the table has equal stages as well, a balanced layout that comes to the same is left
     out.
     """
-    values = architecture_values(architecture_vars)
-    legal = table.rule_masks.mask(values)
-    if table.both_layouts:
-        equal = values["n_layers"] % (table.pp * table.vpp) == 0
-        legal &= ~(equal & (table.layout == LAYOUT_CODES[BALANCED]))
-    return legal
+    return table.legal(architecture_values(architecture_vars))
 
 
 def _sorted_unique(values: tuple[int, ...]) -> tuple[int, ...]:

@@ -28,8 +28,11 @@ def in_order(
         raises is raised where its result is due.
     items : iterable
     workers : int
-        Threads, at least 1.
+        Threads, at least 1; one worker is the caller's own thread, item by item.
     """
+    if workers == 1:
+        yield from map(work, items)
+        return
     waiting: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="mosaic")
     try:

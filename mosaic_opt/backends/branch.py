@@ -43,6 +43,9 @@ _AT_ONCE = 32
 _KEPT = 4_000_000
 """Bounds of blocks that are kept; beyond, those of a candidate are computed again when it opens."""
 
+_SHARED = 20_000
+"""Layouts from which on a candidate's kernels take longer than what threads wait for each other."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -102,7 +105,8 @@ class _Search:
         self, problem: Problem, workers: int, deadline: float, progress: ProgressCallback | None
     ) -> None:
         n = len(problem.architectures)
-        self.problem, self.workers = problem, workers
+        self.problem = problem
+        self.workers = workers if len(problem.table) >= _SHARED else 1
         self.deadline, self.progress = deadline, progress
         self.bounds = BlockBounds(problem)
         self.kept: dict[int, Floats] = {}

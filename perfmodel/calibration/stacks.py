@@ -8,7 +8,7 @@ assumptions, the ranges that those runs covered, and the errors of the fit. Prof
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -118,6 +118,10 @@ class StackProfile(FrozenRecord):
 
     def stack(self) -> Stack:
         """Return the constants in the form that the formulas take."""
+        return self._stack
+
+    @cached_property
+    def _stack(self) -> Stack:
         values = {name: constant.value for name, constant in self.constants.items()}
         values |= {name: assumed.value for name, assumed in self.assumptions.items()}
         return Stack(**values)
