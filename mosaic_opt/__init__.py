@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from mosaic_opt.studies.robust import robust
     from mosaic_opt.studies.robust_result import Robust
     from mosaic_opt.verification import Verification, verify
+    from mosaic_opt.verification_batches import BatchVerification, verify_batches
 
 _HOMES = {
     "Agreement": "agreement",
     "AllocationLaw": "allocation.regime",
     "Backend": "backends.base",
     "BatchChoice": "batch_choice",
+    "BatchVerification": "verification_batches",
     "BranchAndBound": "backends.branch",
     "Certificate": "certificate",
     "Comparison": "comparison",
@@ -82,6 +84,7 @@ _HOMES = {
     "solve": "solver",
     "solve_batches": "batch_choice",
     "verify": "verification",
+    "verify_batches": "verification_batches",
 }
 
 __all__ = [
@@ -89,6 +92,7 @@ __all__ = [
     "AllocationLaw",
     "Backend",
     "BatchChoice",
+    "BatchVerification",
     "BranchAndBound",
     "Certificate",
     "Comparison",
@@ -129,6 +133,7 @@ __all__ = [
     "solve",
     "solve_batches",
     "verify",
+    "verify_batches",
 ]
 
 

@@ -111,7 +111,7 @@ class BatchChoice(_Finite):
             The document is no choice of a batch; one sentence.
         """
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(text, strict=True)
         except ValidationError as error:
             raise MosaicError(f"Not a choice of a batch: {explain(error, cls)}.") from None
 

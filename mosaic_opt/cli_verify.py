@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,11 @@ def verify(
     json_to: Json = None,
 ) -> None:
     """Hold a solution against the model again: its prices, bounds, counts and every field."""
-    from mosaic_opt.report_verification import render_verification
+    from mosaic_opt.batch_choice import BatchChoice
+    from mosaic_opt.report_verification import render_batch_verification, render_verification
     from mosaic_opt.result import Solution
     from mosaic_opt.verification import verify as hold
+    from mosaic_opt.verification_batches import verify_batches
 
     check_target(json_to)
     try:
@@ -37,16 +39,34 @@ def verify(
     except ValueError:
         raise MosaicError(f"{str(solution)!r} cannot be read: it is not UTF-8 text.") from None
     with Bar() as bar:
-        found = hold(
-            Solution.from_json(text),
-            sample=sample,
-            seed=seed,
-            workers=workers,
-            progress=bar.count,
-        )
-    emit(lambda: render_verification(found), lambda: found.model_dump_json(indent=2), json_to)
-    if not found.verified:
+        how: dict[str, Any] = {
+            "sample": sample,
+            "seed": seed,
+            "workers": workers,
+            "progress": bar.count,
+        }
+        if _has(text, "solutions"):
+            choice = verify_batches(BatchChoice.from_json(text), **how)
+            page, verified = render_batch_verification(choice), choice.verified
+            document = choice.model_dump_json(indent=2)
+        else:
+            found = hold(Solution.from_json(text), **how)
+            page, verified = render_verification(found), found.verified
+            document = found.model_dump_json(indent=2)
+    emit(lambda: page, lambda: document, json_to)
+    if not verified:
         raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def _has(text: str, key: str) -> bool:
+    """Say whether a JSON document is a mapping with a key."""
+    import json
+
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and key in content
 
 
 def register(app: typer.Typer) -> None:

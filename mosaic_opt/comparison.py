@@ -230,7 +230,7 @@ def compare(
             problem, claims, {r.backend: r.words for r in rows if r.state is State.FAILED}
         ),
         interrupted=interrupted,
-        loss_source=envelope.law.basis,
+        loss_source=envelope.loss_source,
         provenance=provenance(problem, ", ".join(row.backend for row in rows)),
     )
 

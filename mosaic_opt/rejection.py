@@ -45,7 +45,7 @@ def without_layout(
     """
     cap = envelope.memory_cap_bytes
     if not len(memory_bytes):
-        # the rules that it breaks in the layout, of a sample, that breaks fewest
+        # the rules that it breaks in the layout that breaks fewest
         nearest = nearest_to_legal(
             table,
             architecture.rule_variables(),

@@ -1,19 +1,45 @@
-"""The page of a verification."""
+"""The pages of a verification."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mosaic_opt.verification import MOST_DIFFERENCES, Verification
+from mosaic_opt.verification import MOST_DIFFERENCES, Difference, Verification
+from mosaic_opt.verification_batches import BatchVerification
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+def render_batch_verification(found: BatchVerification) -> RenderableType:
+    """Return the page of a choice of the global batch."""
+    from rich.console import Group
+    from rich.text import Text
+
+    word = "VERIFIED" if found.verified else "NOT VERIFIED"
+    parts: list[RenderableType] = [
+        Text(f"{found.name}: {word}, of the model, at {len(found.solutions)} batches", style="bold")
+    ]
+    for one in found.solutions:
+        parts += [Text(""), render_verification(one)]
+    if found.differences:
+        parts += [Text("\nIn what is made of them:"), _table(found.differences)]
+    return Group(*parts)
+
+
+def _table(differences: Sequence[Difference]) -> RenderableType:
+    from rich.table import Table
+
+    table = Table("where", "the document says", "found", box=None, pad_edge=False)
+    for difference in differences:
+        table.add_row(difference.where, difference.claimed, difference.found)
+    return table
+
+
 def render_verification(found: Verification) -> RenderableType:
     """Return the page as a rich renderable."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     how = "all" if found.checked == found.candidates else f"{found.checked:,} of"
@@ -35,7 +61,4 @@ def render_verification(found: Verification) -> RenderableType:
         return Group(*lines)
     many = "first " if len(found.differences) >= MOST_DIFFERENCES else ""
     lines.append(Text(f"\nThe {many}{len(found.differences)} differences:"))
-    table = Table("where", "the document says", "found", box=None, pad_edge=False)
-    for difference in found.differences:
-        table.add_row(difference.where, difference.claimed, difference.found)
-    return Group(*lines, table)
+    return Group(*lines, _table(found.differences))

@@ -230,8 +230,11 @@ def _counts(layouts: LayoutCounts, plans: int) -> Counts:
 
 
 def _problem(solution: Solution) -> Problem:
-    content = solution.provenance.get("envelope")
-    return Problem(parse_envelope(content, "The solution's envelope"))
+    envelope = parse_envelope(solution.provenance.get("envelope"), "The solution's envelope")
+    try:
+        return Problem(envelope)
+    except PerfmodelError as error:
+        raise MosaicError(f"The solution's envelope: {error}") from None
 
 
 def _provenance(problem: Problem, solution: Solution) -> Iterator[Difference]:
@@ -240,7 +243,7 @@ def _provenance(problem: Problem, solution: Solution) -> Iterator[Difference]:
     found: dict[str, Any] = dict(provenance(problem, str(claimed.get("backend"))))
     for of in (claimed, found):
         of.pop("versions", None)
-    yield from _differences("provenance", claimed, found)
+    yield from differences("provenance", claimed, found)
 
 
 def _chosen(everyone: list[int], ties: list[int], sample: int | None, seed: int) -> list[int]:
@@ -271,7 +274,7 @@ def _searched_again(
     results = in_order(again, known, workers or os.cpu_count() or 1)
     for done, (index, result) in enumerate(zip(known, results, strict=True), start=1):
         where = f"candidate {index} ({problem.architectures[index].name})"
-        found += _differences(where, _fields(settled[index]), _fields(result))
+        found += differences(where, _fields(settled[index]), _fields(result))
         if progress is not None:
             progress("candidates", done, len(known))
     return found
@@ -287,21 +290,21 @@ def _documents(solution: Solution, again: Solution) -> Iterator[Difference]:
     claimed, found = (s.model_dump(mode="json") for s in (solution, again))
     for document in (claimed, found):
         document["provenance"] = None  # compared before anything else
-    yield from _differences("", claimed, found)
+    yield from differences("", claimed, found)
 
 
-def _differences(where: str, claimed: Any, found: Any) -> Iterator[Difference]:
+def differences(where: str, claimed: Any, found: Any) -> Iterator[Difference]:
     """Compare two documents; numbers within the tolerance of the certificate."""
     if isinstance(claimed, dict) and isinstance(found, dict):
         for key in dict.fromkeys([*claimed, *found]):
             at = f"{where}.{key}" if where else str(key)
-            yield from _differences(at, claimed.get(key, _NOTHING), found.get(key, _NOTHING))
+            yield from differences(at, claimed.get(key, _NOTHING), found.get(key, _NOTHING))
     elif isinstance(claimed, list | tuple) and isinstance(found, list | tuple):
         if len(claimed) != len(found):
             yield Difference(where=where, claimed=f"{len(claimed)} of", found=f"{len(found)} of")
             return
         for place, (one, other) in enumerate(zip(claimed, found, strict=True)):
-            yield from _differences(f"{where}[{place}]", one, other)
+            yield from differences(f"{where}[{place}]", one, other)
     elif not _same(claimed, found):
         yield Difference(where=where, claimed=str(claimed)[:200], found=str(found)[:200])
 

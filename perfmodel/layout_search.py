@@ -22,7 +22,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.layout_records import LayoutCounts, LayoutSearch, PricedLayout
 from perfmodel.plan import PlanSpace, PlanTable, legal_mask
 from perfmodel.priced_rows import NO_ROWS, PricedRows
-from perfmodel.rules import violations
+from perfmodel.rules import architecture_values, violations
 from perfmodel.stack import Stack
 from perfmodel.step import DEFAULT_STACK, StepModel, estimate
 from perfmodel.threads import in_order
@@ -50,8 +50,6 @@ CP_TOKENS = 4096
 
 MOST = 10_000
 """The most layouts to list, pairs of draws, and threads, that make sense."""
-
-_SAMPLE = 200
 
 
 def layout_space(cluster: Cluster, batch: Batch, **given: object) -> PlanSpace:
@@ -280,15 +278,12 @@ def _price_all(
 def nearest_to_legal(
     table: PlanTable, architecture_vars: dict[str, int], world: int, seq_len: int, global_batch: int
 ) -> str:
-    """Name the rules that are broken by the layout, of a sample of a table, that breaks fewest."""
+    """Name the rules that the first layout of a table breaks of those that break fewest."""
     if not len(table):
         return "no layout of the space tiles the cluster and the batch"
-    sample = range(0, len(table), max(1, len(table) // _SAMPLE))
-    broken = (
-        violations(architecture_vars, table.plan(row), world, seq_len, global_batch)
-        for row in sample
-    )
-    return " ".join(violation.message for violation in min(broken, key=len))
+    row = int(np.argmin(table.rule_masks.broken(architecture_values(architecture_vars))))
+    broken = violations(architecture_vars, table.plan(row), world, seq_len, global_batch)
+    return " ".join(violation.message for violation in broken)
 
 
 def _verdict(

@@ -510,15 +510,27 @@ class RuleMasks:
         ``values`` are those of :func:`perfmodel.rules.architecture_values`.
         """
         legal = np.ones(self._rows, dtype=np.bool_)
+        for holds in self._each(values):
+            legal &= holds
+        return legal
+
+    def broken(self, values: Mapping[str, int]) -> NDArray[np.int64]:
+        """Count the rules that each row breaks; ``values`` as in `mask`."""
+        count = np.zeros(self._rows, dtype=np.int64)
+        for holds in self._each(values):
+            count += ~holds
+        return count
+
+    def _each(self, values: Mapping[str, int]) -> Iterator[NDArray[np.bool_]]:
+        """Yield where a rule holds, for each rule that does not hold everywhere."""
         for number, constraint, reads in self._rules:
             key = (number, *[values[variable] for variable in reads])
             if key not in self._masks:
                 holds = np.asarray(constraint.holds({**self._columns, **values}))
                 self._masks[key] = None if holds.all() else holds
-            holds_there = self._masks[key]
-            if holds_there is not None:
-                legal &= holds_there
-        return legal
+            found = self._masks[key]
+            if found is not None:
+                yield found
 
 
 def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArray[np.bool_]:

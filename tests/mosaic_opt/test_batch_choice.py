@@ -22,6 +22,7 @@ from mosaic_opt.report import as_text
 from mosaic_opt.report_batches import render_batches
 from mosaic_opt.result import Solution, Status
 from mosaic_opt.solver import solve
+from mosaic_opt.verification_batches import verify_batches
 
 from .strategies import tiny, tiny_envelope, tiny_ladder
 
@@ -195,3 +196,67 @@ def test_the_command_solves_each_batch(tmp_path: Path, choice: BatchChoice) -> N
     bare = tmp_path / "bare.yaml"
     bare.write_text(yaml.safe_dump(tiny(**(CHOICE | {"memory_fraction": 1e-6}))), "utf-8")
     assert CliRunner().invoke(app, ["solve", str(bare)]).exit_code == 1
+
+
+# ---------------------------------------------------------------- verified
+
+
+@pytest.mark.parametrize("backend", ["enumerate", "branch"])
+def test_a_choice_is_verified(backend: str) -> None:
+    choice = solve_batches(choice_envelope(), backend=backend)
+    found = verify_batches(BatchChoice.from_json(choice.to_json()))
+    assert found.verified
+    assert len(found.solutions) == len(BATCHES)
+    assert verify_batches(choice, sample=2).verified
+
+
+def test_every_field_of_a_choice_counts(choice: BatchChoice) -> None:
+    whole = json.loads(choice.to_json())
+    for key in set(whole) - {"solutions", "schema_version"}:
+        changed = dict(whole)
+        value = changed[key]
+        if isinstance(value, list):
+            changed[key] = [*value, value[0]] if value else [7]
+        elif isinstance(value, str):
+            changed[key] = "unknown"
+        else:
+            changed[key] = (value or 0) + 1
+        assert not is_verified(changed), key
+    for row in range(len(whole["rows"])):
+        for key, value in whole["rows"][row].items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                changed = json.loads(choice.to_json())
+                changed["rows"][row][key] = value * 2 + 1
+                assert not is_verified(changed), key
+    changed = json.loads(choice.to_json())
+    changed["solutions"][0]["optimum"]["loss"] *= 1.001
+    assert not is_verified(changed)
+
+
+def test_solutions_of_two_envelopes_are_no_choice(choice: BatchChoice) -> None:
+    other = solve_batches(choice_envelope(window_days=2.0))
+    mixed = choice.model_copy(update={"solutions": (other.solutions[0], *choice.solutions[1:])})
+    found = verify_batches(mixed)
+    assert not found.verified
+    assert any("window_days" in d.where for d in found.differences)
+
+
+def is_verified(document: dict[str, Any]) -> bool:
+    try:
+        return verify_batches(BatchChoice.from_json(json.dumps(document))).verified
+    except MosaicError:
+        return False
+
+
+def test_the_command_verifies_a_choice(choice: BatchChoice, tmp_path: Path) -> None:
+    file = tmp_path / "choice.json"
+    file.write_text(choice.to_json())
+    ran = CliRunner().invoke(app, ["verify", str(file)])
+    assert ran.exit_code == 0
+    assert f"VERIFIED, of the model, at {len(BATCHES)} batches" in ran.output
+    whole = json.loads(choice.to_json())
+    whole["best_batch"] = BATCHES[0]
+    file.write_text(json.dumps(whole))
+    ran = CliRunner().invoke(app, ["verify", str(file), "--json", "-"])
+    assert ran.exit_code == 1
+    assert json.loads(ran.output)["verified"] is False
