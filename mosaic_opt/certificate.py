@@ -89,8 +89,7 @@ def _check(name: str, passed: bool, claimed: float, found: float, detail: str) -
 def _price_checks(problem: Problem, outcome: Outcome) -> list[Check]:
     """Price a candidate's best layout again, with the scalar formulas."""
     plan = problem.table.plan(outcome.row)
-    estimate = problem.reprice(outcome.index, plan)  # raises if the plan is illegal
-    step_s, memory = estimate.step_time_s, estimate.memory_bytes
+    step_s, memory = problem.scalar_price(outcome.index, plan)  # raises if the plan is illegal
     budget = problem.tokens(outcome.index, step_s)
     loss = nan if isnan(budget.tokens) else problem.loss(outcome.index, budget.tokens)
     fits = memory <= problem.envelope.memory_cap_bytes

@@ -29,7 +29,7 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan, PlanTable, RuleMasks
 from perfmodel.records import as_records
-from perfmodel.step import StepEstimate, estimate
+from perfmodel.step import StepEstimate, estimate, legal_model
 
 
 class Problem:
@@ -151,6 +151,12 @@ class Problem:
             stack=self.profile,
             mfu_convention=envelope.mfu_convention,
         )
+
+    def scalar_price(self, index: int, plan: Plan) -> tuple[float, float]:
+        """Return step [s] and memory [B] of one candidate and layout, by the scalar model."""
+        envelope, architecture = self.envelope, self.architectures[index]
+        model = legal_model(architecture, plan, envelope.cluster, envelope.batch, self.profile)
+        return model.step_s, max(model.memory_by_stage_bytes)
 
     def tokens(self, index: int, step_s: float) -> Tokens:
         """Return the token budget of a candidate whose step takes ``step_s`` [s]."""

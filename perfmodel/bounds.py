@@ -3,9 +3,10 @@
 A block is all layouts with the same number of sequences on a device at a time, ``u = micro_batch /
 (tp cp)``, and the same expert and pipeline degrees (`BLOCK_COLUMNS`). Its bound leaves terms out
 and adds none: it has the work of the layers at the efficiency of the largest products, the host's
-launches, the expert all-to-all and the pipeline's bubble, and it is infinite where the parameters
-and the inputs of layers do not fit. It has no communication of TP and CP, nothing that happens once
-a step, no replay, and no wait for the slowest rank.
+launches, the expert all-to-all, the pipeline's bubble and the exchange of the experts' gradients
+and weights, and it is infinite where the parameters and the inputs of layers do not fit. It has no
+communication of TP and CP, no other exchange, no optimizer, no replay, and no wait for the slowest
+rank.
 
 With ``B`` sequences in a step over ``N`` devices there are ``n_mb = B pp / (N u)`` microbatches. Of
 one microbatch, ``W`` is the time of all layers, and ``tau`` that of the last stage: the slower of
@@ -36,6 +37,7 @@ from perfmodel.attention import attention_weights, core_time
 from perfmodel.batch import PLAIN, Kernel
 from perfmodel.collectives import all_to_all_once_time, all_to_all_time
 from perfmodel.dims import ArchitectureDims
+from perfmodel.exchange import group_exchange_time
 from perfmodel.hardware import Hardware
 from perfmodel.iteration import pipeline_depth_cost
 from perfmodel.kernels import (
@@ -48,7 +50,7 @@ from perfmodel.kernels import (
 )
 from perfmodel.layer import expert_time
 from perfmodel.memory import OptimizerDims, dense_of, rank_parameters, stages_are_alike
-from perfmodel.mesh import PlanDims, moe_layers_before, stage_content, state_shards
+from perfmodel.mesh import PlanDims, moe_layers_before, replicas, stage_content, state_shards
 from perfmodel.modes import ModeTotals
 from perfmodel.plan import PlanTable
 from perfmodel.records import as_record
@@ -233,6 +235,20 @@ def pipeline_floor(
     return span * (1.0 + pipeline_depth_cost(stack, devices_per_node, p.pp))
 
 
+@formula
+def exchange_floor(a: ArchitectureDims, hw: Hardware, stack: Stack, p: PlanDims) -> float:
+    """Exposed exchange of the routed experts' gradients and weights, on the last stage [s].
+
+    TP and CP do not move it: experts are replicated over what EP and ETP leave of a stage's ranks.
+    """
+    if a.n_experts <= 0.0 or stack.dp_hidden >= 1.0:
+        return 0.0
+    experts = stage_content(a, p, p.pp - 1.0).moe * rank_parameters(a, p).experts
+    _, edp = replicas(p)
+    exchange = group_exchange_time(hw, stack, p, edp, p.etp * p.ep, experts)
+    return (1.0 - stack.dp_hidden) * exchange
+
+
 @inner_formula
 def plan_of_block(block: Any, n_devices: float, alike: PlanDims) -> PlanDims:
     """Return the layout of a block that has neither TP nor CP, on a device ``u`` sequences."""
@@ -273,6 +289,7 @@ def _kernel() -> Kernel:
         most_tp: float,
         memory_cap: float,
         blocks: Any,
+        exchanges: Any,
         legal: Any,
         floor_s: Any,
     ) -> int:
@@ -280,10 +297,12 @@ def _kernel() -> Kernel:
             return 0
         hw, stack, optimizer, alike = hardware[0], stack_[0], optimizer_[0], alike_[0]
         node = hw.fabric.devices_per_node
+        exposed_s = np.empty(exchanges.max() + 1)
         for i in range(architectures.shape[0]):
             a = architectures[i]
             p = plan_of_block(blocks[0], n_devices, alike)
             totals = layer_floor(a, hw, stack, seq_len, p)
+            exposed_s[:] = -1.0
             for j in range(blocks.shape[0]):
                 if not legal[i, j]:
                     floor_s[i, j] = inf
@@ -298,7 +317,11 @@ def _kernel() -> Kernel:
                     totals = layer_floor(a, hw, stack, seq_len, q)
                 p = q
                 span = pipeline_floor(a, stack, node, q, totals, m)
-                floor_s[i, j] = (span + stack.step_host_s) * (1.0 - MARGIN)
+                k = exchanges[j]
+                if exposed_s[k] < 0.0:
+                    exposed_s[k] = exchange_floor(a, hw, stack, q)
+                once = exposed_s[k] + stack.step_host_s
+                floor_s[i, j] = (span + once) * (1.0 - MARGIN)
         return 0
 
     return compile_kernel(floor_blocks)
@@ -311,6 +334,8 @@ class Blocks(NamedTuple):
     ----------
     values : array of shape (blocks, 6)
         `BLOCK_COLUMNS`; ``load`` is that of the fullest rank of EP [-].
+    exchanges : array of int64, shape (blocks,)
+        Equal where blocks have the same degrees but ``sequences``, and so :func:`exchange_floor`.
     of_row : array of int64, shape (rows,)
         The block of each row of the table.
     most_tp : float
@@ -318,6 +343,7 @@ class Blocks(NamedTuple):
     """
 
     values: NDArray[np.float64]
+    exchanges: NDArray[np.int64]
     of_row: NDArray[np.int64]
     most_tp: float
 
@@ -331,8 +357,13 @@ def blocks_of(table: PlanTable, loads: NDArray[np.float64]) -> Blocks:
     columns = (sequences, table.etp, table.ep, table.pp, table.vpp, loads)
     stacked = np.stack(columns, axis=1).astype(np.float64)
     values, of_row = np.unique(stacked, axis=0, return_inverse=True)
-    most_tp = float(table.tp.max(initial=1))
-    return Blocks(values, of_row.reshape(-1).astype(np.int64), most_tp)
+    _, exchanges = np.unique(values[:, ETP : VPP + 1], axis=0, return_inverse=True)
+    return Blocks(
+        values,
+        exchanges.reshape(-1).astype(np.int64),
+        of_row.reshape(-1).astype(np.int64),
+        float(table.tp.max(initial=1)),
+    )
 
 
 def block_floors(
@@ -382,6 +413,7 @@ def block_floors(
             blocks.most_tp,
             memory_cap_bytes,
             blocks.values,
+            blocks.exchanges,
             legal,
             floor_s,
         )

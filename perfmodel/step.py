@@ -229,6 +229,11 @@ class StepModel:
             self.contents[index],
         )
 
+    @cached_property
+    def memory_by_stage_bytes(self) -> tuple[float, ...]:
+        """Memory of a device of each stage [B]."""
+        return tuple(float(stage_total(self.stage(i))) for i in range(self.plan.pp))
+
     def breakdown(self) -> dict[str, float]:
         """Split the step time into parts that add up to it [s].
 
@@ -338,6 +343,21 @@ def _mismatch(model: StepModel) -> tuple[str, ...]:
     )
 
 
+def legal_model(
+    architecture: Architecture,
+    plan: Plan,
+    cluster: Cluster,
+    batch: Batch,
+    stack: str | StackProfile = DEFAULT_STACK,
+) -> StepModel:
+    """Return the model of one step; parameters and errors are those of :func:`estimate`."""
+    broken = check(architecture, plan, cluster, batch)
+    if broken:
+        raise IllegalPlanError(broken)
+    profile = load_stack(stack) if isinstance(stack, str) else stack
+    return StepModel(architecture, plan, cluster, batch, profile)
+
+
 def estimate(
     architecture: Architecture,
     plan: Plan,
@@ -367,13 +387,9 @@ def estimate(
     PerfmodelError
         The batch's routing is a distribution over another number of experts.
     """
-    broken = check(architecture, plan, cluster, batch)
-    if broken:
-        raise IllegalPlanError(broken)
-    profile = load_stack(stack) if isinstance(stack, str) else stack
-    model = StepModel(architecture, plan, cluster, batch, profile)
+    model = legal_model(architecture, plan, cluster, batch, stack)
+    profile, totals = model.profile, model.memory_by_stage_bytes
     stages = tuple(model.stage(i) for i in range(plan.pp))
-    totals = tuple(float(stage_total(stage)) for stage in stages)
     heaviest = max(range(plan.pp), key=lambda i: totals[i])
     step = model.step_s
     flops = architecture.flops_per_token(mfu_convention, batch.seq_len) * batch.tokens

@@ -249,8 +249,13 @@ def pruned() -> tuple[Problem, Report]:
     """Search with bounds, so that some candidates and some layouts are discarded."""
     problem = tiny_problem(
         cluster={"hardware": "p6-b200", "nodes": 4},
+        window_days=10.0,
+        tokens={"min_tokens_per_parameter": 50.0},
+        memory_fraction=0.03,
         mfu_error=0.4,
-        candidates=tiny_ladder(q=[1, 2, 3, 4], n_experts=[8, 32, 64], top_k=[1, 4]),
+        candidates=tiny_ladder(
+            q=[1, 2, 3, 4], n_experts=[8, 32, 64], top_k=[1, 4], expert_split=[1, 4]
+        ),
     )
     return problem, BranchAndBound(workers=1).search(problem, Limits())
 

@@ -43,8 +43,8 @@ def document(backend: str = "branch") -> str:
     spec = tiny(
         cluster={"hardware": "p6-b200", "nodes": 4},
         window_days=10.0,
-        tokens={"min_tokens_per_parameter": 100.0},
-        memory_fraction=0.05,
+        tokens={"min_tokens_per_parameter": 50.0},
+        memory_fraction=0.03,
         mfu_error=0.4,
         candidates={
             "kind": "ladder",
