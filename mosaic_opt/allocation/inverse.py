@@ -148,7 +148,8 @@ def invert(
         What to make least.
     nodes : sequence of int, optional
         Node counts to try. Unless given: the envelope's own for "days", else the powers of two
-        below it and itself.
+        below it and itself; for "nodes" then every count between the last of these that misses
+        the target and the first that does not, up to one that reaches it.
     within_days : float, optional
         Only node counts that reach the target in so many days; unless given, the envelope's window
         for "nodes", and no limit for the others.
@@ -178,20 +179,32 @@ def invert(
     _check(objective, target_loss, within_days, price_per_gpu_hour, watts_per_device)
     by_window = objective == "nodes" and within_days is None
     own = envelope.cluster.nodes
+    fill = nodes is None and objective == "nodes"
     if nodes is None:
         nodes = [own] if objective == "days" else [*(1 << i for i in range(own.bit_length())), own]
         nodes = [n for n in nodes if n <= own]
     reached: list[Reach] = []
     missed: list[Missed] = []
-    for count in node_counts(nodes):
+
+    def try_out(count: int) -> bool:
         problem = Problem(envelope if count == own else with_nodes(envelope, count))
         curves = survey(problem, workers=workers, progress=progress)
         limit = problem.envelope.window_days if by_window else within_days
         found = _on_cluster(problem, curves, target_loss, limit)
         if isinstance(found, Missed):
             missed.append(found)
-        else:
-            reached.append(_priced(found, price_per_gpu_hour, watts_per_device))
+            return False
+        reached.append(_priced(found, price_per_gpu_hour, watts_per_device))
+        return True
+
+    for count in node_counts(nodes):
+        try_out(count)
+    if fill and reached:  # between the last count that misses and the first that does not
+        first = reached[0].nodes
+        below = max((m.nodes for m in missed if m.nodes < first), default=0)
+        any(try_out(count) for count in range(below + 1, first))
+        reached.sort(key=lambda r: r.nodes)
+        missed.sort(key=lambda m: m.nodes)
     best = min(reached, key=lambda r: (amount(r, objective), r.nodes), default=None)
     return Inverse(
         name=envelope.name,

@@ -152,6 +152,20 @@ def test_least_nodes_within_the_window() -> None:
     assert invert(envelope, target, "nodes", within_days=1e-6).best is None
 
 
+def test_least_nodes_are_least_of_all_counts_between() -> None:
+    """A batch that three nodes share out as well, and a window that two cannot meet."""
+    spec = BIG | {"cluster": "p6-b200:4", "batch": BIG["batch"] | {"global_batch": 192}}
+    target = 2.6
+    every = invert(parse_envelope(spec), target, nodes=[1, 2, 3, 4], within_days=36000.0)
+    days = {r.nodes: r.days for r in every.by_nodes}
+    assert days[4] < days[3] < days[2]
+    between = (days[2] * days[3]) ** 0.5
+    found = invert(parse_envelope(spec | {"window_days": between}), target, "nodes")
+    assert found.value == 3.0
+    assert [m.nodes for m in found.missed] == [1, 2]
+    assert [r.nodes for r in found.by_nodes] == [3, 4]
+
+
 def tiny4(**changes: Any) -> Any:
     return parse_envelope(BIG | {"cluster": "p6-b200:4"} | changes)
 
