@@ -41,7 +41,7 @@ from perfmodel.cluster import Batch, Cluster, Count
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen, explain
 from perfmodel.goodput import FailureFacts, Goodput
-from perfmodel.plan import PlanSpace
+from perfmodel.plan_space import PlanSpace
 from perfmodel.sources import Source, weakest
 
 MAX_WINDOW_DAYS = 36500.0

@@ -27,7 +27,8 @@ from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.bounds import BLOCK_COLUMNS, Blocks, blocks_of
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.mesh import PlanDims
-from perfmodel.plan import Plan, PlanTable, RuleMasks
+from perfmodel.plan import Plan
+from perfmodel.plan_table import PlanTable, RuleMasks
 from perfmodel.records import as_records
 from perfmodel.step import StepEstimate, estimate, legal_model
 

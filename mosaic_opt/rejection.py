@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mosaic_opt.envelope import SECONDS_PER_DAY, Envelope
 from perfmodel.architecture import Architecture
 from perfmodel.layout_search import nearest_to_legal
-from perfmodel.plan import PlanTable
+from perfmodel.plan_table import PlanTable
 
 
 class Rejection(NamedTuple):

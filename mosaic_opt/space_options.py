@@ -9,7 +9,8 @@ from mosaic_opt.errors import MosaicError
 
 if TYPE_CHECKING:
     from perfmodel.cluster import Batch, Cluster
-    from perfmodel.plan import PlanSpace, Recompute
+    from perfmodel.plan import Recompute
+    from perfmodel.plan_space import PlanSpace
 
 _WORDS = ("recompute", "layouts")
 _ONE_WORD = ("cp_comm",)
@@ -37,7 +38,7 @@ def read_space(cluster: Cluster, batch: Batch, options: dict[str, Option]) -> Pl
 
     from perfmodel.frozen import explain
     from perfmodel.layout_search import layout_space
-    from perfmodel.plan import PlanSpace
+    from perfmodel.plan_space import PlanSpace
 
     given = {name: _value(name, text) for name, text in options.items() if text is not None}
     try:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from perfmodel.levels import NetworkLevel
     from perfmodel.models import CatalogueEntry, catalogue
     from perfmodel.parts import Biases, ExtraParameters, LatentAttention, SlidingWindow
-    from perfmodel.plan import Plan, PlanSpace, Recompute
+    from perfmodel.plan import Plan, Recompute
+    from perfmodel.plan_space import PlanSpace
     from perfmodel.precision import Precision
     from perfmodel.rules import RULES, Violation
     from perfmodel.sources import Source
@@ -59,7 +60,7 @@ _HOMES = {
     "ParameterConvention": "architecture",
     "PerfmodelError": "errors",
     "Plan": "plan",
-    "PlanSpace": "plan",
+    "PlanSpace": "plan_space",
     "Precision": "precision",
     "Recompute": "plan",
     "SlidingWindow": "parts",

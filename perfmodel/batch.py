@@ -5,7 +5,8 @@ that it depends on change: what EP does not touch by (tp, etp, cp, micro_batch),
 well, stages by (pp, vpp, dp) besides; the rest is a few dozen operations for each recompute mode.
 Rows whose stages are uneven, or whose layers alternate, go one by one through a second kernel,
 which is compiled when the first of them is met. A table sorted by (tp, etp, cp, ep, micro_batch),
-as :meth:`perfmodel.plan.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar cost.
+as :meth:`perfmodel.plan_space.PlanSpace.skeleton` makes it, is priced at a fraction of the scalar
+cost.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from perfmodel.memory import (
 )
 from perfmodel.mesh import PlanDims
 from perfmodel.modes import ModeTotals, mode_totals
-from perfmodel.plan import Plan, PlanTable, plan_dims
+from perfmodel.plan import Plan, plan_dims
+from perfmodel.plan_table import PlanTable
 from perfmodel.precision import Precision, saved_activation_bytes
 from perfmodel.records import as_record
 from perfmodel.routing import Routing

@@ -52,7 +52,7 @@ from perfmodel.layer import expert_time
 from perfmodel.memory import OptimizerDims, dense_of, rank_parameters, stages_are_alike
 from perfmodel.mesh import PlanDims, moe_layers_before, replicas, stage_content, state_shards
 from perfmodel.modes import ModeTotals
-from perfmodel.plan import PlanTable
+from perfmodel.plan_table import PlanTable
 from perfmodel.records import as_record
 from perfmodel.schedule import in_flight_microbatches
 from perfmodel.stack import Stack

@@ -7,7 +7,8 @@ from typing import Literal
 from perfmodel.architecture import MfuConvention
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.frozen import Frozen
-from perfmodel.plan import Plan, PlanSpace
+from perfmodel.plan import Plan
+from perfmodel.plan_space import PlanSpace
 from perfmodel.sources import Source
 from perfmodel.uncertainty import Interval
 

@@ -20,7 +20,8 @@ from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.layout_records import LayoutCounts, LayoutSearch, PricedLayout
-from perfmodel.plan import PlanSpace, PlanTable, legal_mask
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable, legal_mask
 from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.rules import architecture_values, violations
 from perfmodel.stack import Stack

@@ -53,7 +53,7 @@ def overlap_mask(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
     Parameters
     ----------
     columns : mapping of str to array of shape (n,)
-        At least `ep`, `pp`, `vpp` and `recompute` (:attr:`perfmodel.plan.PlanTable.columns`).
+        At least `ep`, `pp`, `vpp` and `recompute` (:attr:`perfmodel.plan_table.PlanTable.columns`).
     """
     runs = np.ones(len(columns["ep"]), dtype=np.bool_)
     for rule in OVERLAP_RULES:

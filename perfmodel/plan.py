@@ -1,4 +1,4 @@
-"""A training layout, the meshes that it makes, and the spaces that it is chosen from.
+"""A training layout and the meshes that it makes.
 
 Degrees follow Megatron-Core: tensor (`tp`), expert tensor (`etp`), expert (`ep`), pipeline
 (`pp`), virtual pipeline (`vpp`), context (`cp`) and data (`dp`) parallelism. What makes a
@@ -8,19 +8,15 @@ plan legal is declared in `perfmodel.rules`; nothing here repeats it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from enum import StrEnum
-from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, StrictInt, model_validator
 
-from perfmodel._integers import divisors
-from perfmodel.constraints import Constraint, Quotient, compile_order
+from perfmodel.constraints import Quotient
 from perfmodel.errors import PerfmodelError
 from perfmodel.frozen import Frozen
 from perfmodel.kernels import BF16_BYTES
@@ -28,14 +24,8 @@ from perfmodel.mesh import PlanDims
 from perfmodel.ranks import Mesh
 from perfmodel.replay import FIRST_MODULE_CODE, MODULE_BITS
 from perfmodel.rules import (
-    ARCHITECTURE_VARIABLES,
-    DERIVED,
     LAYOUT_CODES,
-    LAYOUT_VARIABLES,
-    RULES,
-    architecture_values,
     explain,
-    option_values,
     run_values,
 )
 from perfmodel.stages import BALANCED, Stage, StageLayout, counts_of, layout_numbers, stages_of
@@ -44,16 +34,9 @@ __all__ = [
     "MAX_DEGREE",
     "Mesh",
     "Plan",
-    "PlanSpace",
-    "PlanTable",
     "Recompute",
-    "RuleMasks",
-    "legal_mask",
     "plan_dims",
 ]
-
-MAX_LAYOUTS = 20_000_000
-"""The most rows of a skeleton on the way to its last column."""
 
 MAX_DEGREE = 2**20
 """The largest degree, micro-batch and world that make sense to this package."""
@@ -245,12 +228,6 @@ class Plan(Frozen):
         return ",".join(f"{name}={value}" for name, value in shown.items())
 
 
-ROW_COLUMNS = (
-    *("tp", "etp", "ep", "pp", "vpp", "cp", "dp"),
-    *("micro_batch", "recompute", "layout"),
-)
-"""What tells the rows of a table apart."""
-
 _ITEM = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,"'])+|["']""")
 _ALIASES = {"mbs": "micro_batch"}
 _SHORT = {name: alias for alias, name in _ALIASES.items()}
@@ -263,7 +240,8 @@ OPTIONS = (
     "optimizer_offload",
 )
 """Fields of a plan that are alike in all plans of a space."""
-_DP = Quotient(("world",), ("tp", "cp", "pp"))
+DP: Quotient = Quotient(("world",), ("tp", "cp", "pp"))
+"""What data parallelism is left of the world."""
 
 
 def _quote(text: str) -> str:
@@ -339,14 +317,14 @@ def _recompute(value: str) -> Recompute:
 
 def _derive_dp(plan: Plan, world: int) -> int:
     factors = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp}
-    values = {**factors, "world": _checked_world(world)}
-    if not _DP.defined.holds(values):
+    values = {**factors, "world": checked_world(world)}
+    if not DP.defined.holds(values):
         largest = max(factors, key=lambda name: factors[name])
-        raise PerfmodelError(explain(_DP.defined, values, largest)[0])
-    return int(_DP.value(values))
+        raise PerfmodelError(explain(DP.defined, values, largest)[0])
+    return int(DP.value(values))
 
 
-def _checked_world(world: int) -> int:
+def checked_world(world: int) -> int:
     checked = run_values(world, 1, 1)["world"]
     if checked > MAX_DEGREE:
         raise PerfmodelError(f"world={checked} must be at most {MAX_DEGREE}.")
@@ -377,298 +355,3 @@ def plan_dims(plan: Plan, load: float = 1.0, saved_bytes: float = BF16_BYTES) ->
         offload=plan.optimizer_offload,
         saved_bytes=saved_bytes,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class PlanTable:
-    """Many plans as columns of equal length; `recompute` and `layout` hold codes."""
-
-    tp: Column
-    etp: Column
-    ep: Column
-    pp: Column
-    vpp: Column
-    cp: Column
-    dp: Column
-    micro_batch: Column
-    recompute: Column
-    n_microbatches: Column
-    edp: Column
-    layout: Column
-    options: dict[str, object] = field(default_factory=dict, repr=False)
-
-    def __len__(self) -> int:
-        """Count the plans."""
-        return len(self.tp)
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """Every column by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.repr}
-
-    @cached_property
-    def codes(self) -> dict[str, int]:
-        """What the rules read of the options."""
-        return option_values(PlanSpace.model_validate(self.options))
-
-    @cached_property
-    def rule_masks(self) -> RuleMasks:
-        """The rules that an architecture enters, on the rows of the table."""
-        alike = {name: np.full(len(self), value) for name, value in self.codes.items()}
-        return RuleMasks({**self.columns, **alike})
-
-    def legal(self, values: Mapping[str, int]) -> NDArray[np.bool_]:
-        """:func:`legal_mask` of values that are known to be right."""
-        legal = self.rule_masks.mask(values)
-        if self.both_layouts:
-            equal = values["n_layers"] % (self.pp * self.vpp) == 0
-            legal &= ~(equal & (self.layout == LAYOUT_CODES[BALANCED]))
-        return legal
-
-    @cached_property
-    def both_layouts(self) -> bool:
-        """Say whether some plans have equal stages and some a balanced layout."""
-        return bool(len(self)) and bool(self.layout.min() < self.layout.max())
-
-    def plan(self, i: int) -> Plan:
-        """Read one row back as a plan."""
-        names = (name for name in Plan.model_fields if name not in OPTIONS)
-        row = {name: int(self.columns[name][i]) for name in names}
-        recompute = tuple(Recompute)[row["recompute"]]
-        layout = BALANCED if row["layout"] == LAYOUT_CODES[BALANCED] else None
-        return Plan.model_validate(
-            {**row, **self.options, "recompute": recompute, "layout": layout}
-        )
-
-    @cached_property
-    def _places(self) -> dict[tuple[int, ...], int]:
-        columns = [self.columns[name].tolist() for name in ROW_COLUMNS]
-        return {key: row for row, key in enumerate(zip(*columns, strict=True))}
-
-    def row(self, plan: Plan) -> int:
-        """Return the row that :meth:`plan` reads as a plan.
-
-        Raises
-        ------
-        PerfmodelError
-            The table does not have it.
-        """
-        values = {**dict(plan), "recompute": plan.recompute_code}
-        values["layout"] = LAYOUT_CODES["equal" if plan.layout is None else BALANCED]
-        alike = all(getattr(plan, name) == value for name, value in self.options.items())
-        row = self._places.get(tuple(int(values[name]) for name in ROW_COLUMNS))
-        if row is None or not alike or plan.layout not in (None, BALANCED):
-            raise PerfmodelError(f"The plan {plan} is not in the space.")
-        return row
-
-    def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> PlanTable:
-        """Keep the rows of a mask or of an index."""
-        columns = {name: column[rows] for name, column in self.columns.items()}
-        return PlanTable(**columns, options=self.options)
-
-
-_EXPLICIT = {*LAYOUT_VARIABLES}  # a table has no explicit layouts
-_READS = {
-    r.constraint: r.constraint.variables & {*ARCHITECTURE_VARIABLES}
-    for r in RULES
-    if not r.constraint.variables & _EXPLICIT
-}
-_RUN_CONSTRAINTS = tuple(constraint for constraint, reads in _READS.items() if not reads)
-_ARCHITECTURE_CONSTRAINTS = tuple((c, tuple(sorted(reads))) for c, reads in _READS.items() if reads)
-
-
-class RuleMasks:
-    """Rules that read some columns and the architecture, on rows of these columns.
-
-    A rule is evaluated once for each set of values that it reads of an architecture, so that a
-    whole ladder of architectures costs little more than its distinct widths.
-
-    Parameters
-    ----------
-    columns : mapping of str to column
-        Variables of a plan, all of one length; a rule that reads others is left out.
-    """
-
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self._columns = dict(columns)
-        self._rows = len(next(iter(columns.values())))
-        self._rules = tuple(
-            (number, constraint, reads)
-            for number, (constraint, reads) in enumerate(_ARCHITECTURE_CONSTRAINTS)
-            if constraint.variables <= columns.keys() | {*reads}
-        )
-        self._masks: dict[tuple[int, ...], NDArray[np.bool_] | None] = {}
-
-    @property
-    def evaluated(self) -> int:
-        """How many times a rule was evaluated so far [-]."""
-        return len(self._masks)
-
-    def mask(self, values: Mapping[str, int]) -> NDArray[np.bool_]:
-        """Mark the rows that break none of the rules.
-
-        ``values`` are those of :func:`perfmodel.rules.architecture_values`.
-        """
-        legal = np.ones(self._rows, dtype=np.bool_)
-        for holds in self._each(values):
-            legal &= holds
-        return legal
-
-    def broken(self, values: Mapping[str, int]) -> NDArray[np.int64]:
-        """Count the rules that each row breaks; ``values`` as in `mask`."""
-        count = np.zeros(self._rows, dtype=np.int64)
-        for holds in self._each(values):
-            count += ~holds
-        return count
-
-    def _each(self, values: Mapping[str, int]) -> Iterator[NDArray[np.bool_]]:
-        """Yield where a rule holds, for each rule that does not hold everywhere."""
-        for number, constraint, reads in self._rules:
-            key = (number, *[values[variable] for variable in reads])
-            if key not in self._masks:
-                holds = np.asarray(constraint.holds({**self._columns, **values}))
-                self._masks[key] = None if holds.all() else holds
-            found = self._masks[key]
-            if found is not None:
-                yield found
-
-
-def legal_mask(table: PlanTable, architecture_vars: Mapping[str, int]) -> NDArray[np.bool_]:
-    """Mark the rows of a skeleton that are legal for an architecture.
-
-    The rules that no architecture enters hold already in a table that `PlanSpace.skeleton`
-    made. Where the table has equal stages as well, a balanced layout that comes to the same is left
-    out.
-    """
-    return table.legal(architecture_values(architecture_vars))
-
-
-def _sorted_unique(values: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(set(values)))
-
-
-def _least_first(modes: tuple[Recompute, ...]) -> tuple[Recompute, ...]:
-    return tuple(mode for mode in Recompute if mode in modes)
-
-
-Degrees = Annotated[
-    tuple[Degree, ...], Field(min_length=1, max_length=256), AfterValidator(_sorted_unique)
-]
-Layouts = Annotated[
-    tuple[Literal["equal", "balanced"], ...],
-    Field(min_length=1),
-    AfterValidator(lambda kinds: tuple(kind for kind in LAYOUT_CODES if kind in kinds)),
-]
-Modes = Annotated[tuple[Recompute, ...], Field(min_length=1), AfterValidator(_least_first)]
-
-
-class PlanSpace(Frozen):
-    """The values that each degree may take; `dp` follows from the number of devices.
-
-    Attributes
-    ----------
-    tp, ep, pp, cp : tuple of int, optional
-        Allowed degrees; None allows every divisor of the number of devices.
-    max_tp, max_ep, max_pp, max_cp : int, optional
-        A cap on each of these.
-    etp, vpp, micro_batch : tuple of int
-        Allowed values, in full.
-    recompute : tuple of Recompute
-        Allowed modes.
-    layouts : tuple of str
-        ``equal`` stages, ``balanced`` ones for other numbers of layers, or both.
-    sequence_parallel, zero, optimizer_instances, cp_comm, optimizer_offload
-        Of every plan in the space; see `Plan`.
-    """
-
-    tp: Degrees | None = None
-    ep: Degrees | None = None
-    pp: Degrees | None = None
-    cp: Degrees | None = None
-    max_tp: Degree | None = None
-    max_ep: Degree | None = None
-    max_pp: Degree | None = None
-    max_cp: Degree | None = None
-    etp: Degrees = (1,)
-    vpp: Degrees = (1,)
-    micro_batch: Degrees = (1, 2, 4)
-    recompute: Modes = tuple(Recompute)
-    layouts: Layouts = ("equal",)
-    sequence_parallel: bool = True
-    zero: ZeroStage = 1
-    optimizer_instances: Degree = 1
-    cp_comm: CpComm = "p2p"
-    optimizer_offload: Share = 0.0
-
-    @property
-    def options(self) -> dict[str, object]:
-        """What every plan of the space has in common."""
-        return {name: getattr(self, name) for name in OPTIONS if name in type(self).model_fields}
-
-    def domain(self, variable: str, world: int) -> Column:
-        """List the values that a degree may take on some number of devices, ascending."""
-        allowed = getattr(self, variable)
-        values = np.array(divisors(world) if allowed is None else allowed, dtype=np.int64)
-        return values[values <= (getattr(self, f"max_{variable}", None) or MAX_DEGREE)]
-
-    def skeleton(self, world: int, seq_len: int, global_batch: int) -> PlanTable:
-        """Enumerate the plans that are legal whatever the architecture.
-
-        One loop per degree, each over whole columns, and each pruned by every rule that the
-        degrees bound so far can decide. Rows are in ascending order of (tp, etp, cp, ep,
-        micro_batch, pp, vpp, dp, recompute, layout).
-        """
-        run = {**run_values(_checked_world(world), seq_len, global_batch), **option_values(self)}
-        columns: dict[str, Column] = {"": np.zeros(1, dtype=np.int64)}
-        levels = compile_order(_RUN_CONSTRAINTS, _BINDING_ORDER, run)
-        for variable, constraints in zip(_BINDING_ORDER, levels, strict=True):
-            if quotient := _QUOTIENTS.get(variable):
-                columns = _where(columns, run, quotient.defined)
-                columns[variable] = np.asarray(quotient.value({**columns, **run}), dtype=np.int64)
-            else:
-                columns = _times(columns, variable, self.domain(variable, world))
-            columns = _where(columns, run, *constraints)
-        codes = np.array([mode.code for mode in self.recompute], dtype=np.int64)
-        columns = _times(columns, "recompute", codes)
-        kinds = np.array([LAYOUT_CODES[kind] for kind in self.layouts], dtype=np.int64)
-        columns = _times(columns, "layout", kinds)
-        del columns[""]
-        for column in columns.values():
-            column.flags.writeable = False
-        return PlanTable(**columns, options=self.options)
-
-    def plans(
-        self, architecture_vars: Mapping[str, int], world: int, seq_len: int, global_batch: int
-    ) -> Iterator[Plan]:
-        """Iterate over the plans that are legal for an architecture, in the same order."""
-        table = self.skeleton(world, seq_len, global_batch)
-        return (table.plan(int(i)) for i in np.flatnonzero(legal_mask(table, architecture_vars)))
-
-
-_QUOTIENTS: Mapping[str, Quotient] = {"dp": _DP, **DERIVED}
-_BINDING_ORDER = (
-    *("tp", "etp", "cp", "ep", "micro_batch", "pp"),
-    *("dp", "edp", "n_microbatches", "vpp"),
-)
-
-
-def _times(columns: dict[str, Column], variable: str, domain: Column) -> dict[str, Column]:
-    """Pair every row with every value of one more variable, the new one fastest."""
-    rows = len(columns[""])
-    if rows * len(domain) > MAX_LAYOUTS:
-        raise PerfmodelError(
-            f"The space has {rows * len(domain)} layouts at {variable}, which must be at most "
-            f"{MAX_LAYOUTS}; list fewer values."
-        )
-    longer = {name: np.repeat(column, len(domain)) for name, column in columns.items()}
-    return {**longer, variable: np.tile(domain, rows)}
-
-
-def _where(
-    columns: dict[str, Column], run: Mapping[str, int], *constraints: Constraint
-) -> dict[str, Column]:
-    """Keep the rows on which every constraint holds."""
-    for constraint in constraints:
-        kept = np.broadcast_to(constraint.holds({**columns, **run}), columns[""].shape)
-        columns = {name: column[kept] for name, column in columns.items()}
-    return columns

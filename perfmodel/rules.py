@@ -39,7 +39,8 @@ from perfmodel.layout_rules import (
 from perfmodel.rule import Rule
 
 if TYPE_CHECKING:
-    from perfmodel.plan import Plan, PlanSpace
+    from perfmodel.plan import Plan
+    from perfmodel.plan_space import PlanSpace
 
 __all__ = [
     "ARCHITECTURE_VARIABLES",

@@ -11,7 +11,9 @@ from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.layout_search import CP_TOKENS
 from perfmodel.overlap_rules import overlap_mask
-from perfmodel.plan import PlanSpace, PlanTable, Recompute, legal_mask
+from perfmodel.plan import Recompute
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable, legal_mask
 from perfmodel.rules import LAYOUT_CODES
 from perfmodel.stages import BALANCED
 from perfmodel.step import StepModel

@@ -31,7 +31,9 @@ from perfmodel.kernels import (
 )
 from perfmodel.mesh import PlanDims
 from perfmodel.modes import ModeTotals
-from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute, legal_mask, plan_dims
+from perfmodel.plan import Plan, Recompute, plan_dims
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable, legal_mask
 from perfmodel.stack import Stack
 from perfmodel.step import StepModel
 

@@ -16,7 +16,8 @@ from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Batch, Optimizer
 from perfmodel.hardware import Hardware
 from perfmodel.memory import peak_bytes
-from perfmodel.plan import PlanTable, Recompute
+from perfmodel.plan import Recompute
+from perfmodel.plan_table import PlanTable
 
 from .strategies import (
     Run,

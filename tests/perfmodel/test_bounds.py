@@ -18,7 +18,8 @@ from perfmodel.calibration.packs import shipped_packs
 from perfmodel.calibration.stacks import StackProfile, load_stack, shipped_stacks
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.ladders import ladder
-from perfmodel.plan import PlanSpace, PlanTable, RuleMasks, legal_mask
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable, RuleMasks, legal_mask
 from perfmodel.precision import Precision
 from perfmodel.records import as_records
 from perfmodel.routing import Routing

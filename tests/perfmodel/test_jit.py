@@ -122,7 +122,7 @@ from perfmodel.architecture import Architecture
 from perfmodel.batch import _kernel, plan_matrix, price
 from perfmodel.cluster import Cluster, Optimizer
 from perfmodel.calibration.stacks import load_stack
-from perfmodel.plan import PlanSpace
+from perfmodel.plan_space import PlanSpace
 
 table = PlanSpace(tp=(1,), cp=(1,), micro_batch=(1,)).skeleton(8, 256, 8)
 a = Architecture(n_layers=4, d_model=64, n_heads=4, n_kv_heads=4, head_dim=16, d_ff=64,

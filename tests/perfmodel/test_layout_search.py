@@ -18,7 +18,9 @@ from perfmodel.calibration.stacks import StackProfile
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import PerfmodelError
 from perfmodel.layout_search import LayoutSearch, layout_space, search_layouts
-from perfmodel.plan import Plan, PlanSpace, PlanTable, Recompute
+from perfmodel.plan import Plan, Recompute
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable
 from perfmodel.priced_rows import NO_ROWS, PricedRows
 from perfmodel.step import StepEstimate, StepModel, check, estimate
 from perfmodel.uncertainty import draw_stacks, residual_error, throughput_ratios

@@ -20,7 +20,9 @@ from perfmodel.memory import (
     stage_total,
 )
 from perfmodel.mesh import StageContent
-from perfmodel.plan import Plan, PlanSpace, PlanTable
+from perfmodel.plan import Plan
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable
 from perfmodel.schedule_graph import makespan_of_stages, simulate
 from perfmodel.schedule_stages import makespan_1f1b_stages, makespan_of_chunks
 from perfmodel.stages import StageLayout

@@ -27,7 +27,9 @@ from perfmodel.collectives import (
 from perfmodel.errors import PerfmodelError
 from perfmodel.levels import NetworkLevel
 from perfmodel.memory import dense_parameters, expert_parameters
-from perfmodel.plan import Plan, PlanSpace, legal_mask
+from perfmodel.plan import Plan
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import legal_mask
 from perfmodel.sources import Source
 from perfmodel.step import StepModel, estimate
 

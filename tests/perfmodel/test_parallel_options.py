@@ -14,7 +14,8 @@ from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.calibration.stacks import load_stack, shipped_stacks
 from perfmodel.cluster import Batch
 from perfmodel.memory import peak_bytes
-from perfmodel.plan import Plan, PlanSpace, plan_dims
+from perfmodel.plan import Plan, plan_dims
+from perfmodel.plan_space import PlanSpace
 from perfmodel.ranges import DEFAULT_OPTIONS, option_flags, option_variables
 from perfmodel.routing import Routing
 from perfmodel.step import StepEstimate, estimate

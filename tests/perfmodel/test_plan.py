@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.errors import PerfmodelError
-from perfmodel.plan import (
-    MAX_DEGREE,
-    Mesh,
-    Plan,
-    PlanSpace,
-    PlanTable,
-    Recompute,
-    legal_mask,
-)
+from perfmodel.plan import MAX_DEGREE, Mesh, Plan, Recompute
+from perfmodel.plan_space import PlanSpace
+from perfmodel.plan_table import PlanTable, legal_mask
 from perfmodel.rules import PLAN_VARIABLES, RULES, violations
 
 MOE = {
