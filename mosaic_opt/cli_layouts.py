@@ -158,7 +158,7 @@ def stages(
     """Find the stage layout of one plan whose slowest stage is the fastest, with a proof."""
     from mosaic_opt.backends.base import Limits
     from mosaic_opt.report import render_violations, violations_json
-    from mosaic_opt.report_stages import progress_line, render_stages
+    from mosaic_opt.report_stages import ProgressLines, render_stages
     from mosaic_opt.space_options import read_modes
     from mosaic_opt.stage_search import search_stages
     from perfmodel.cluster import Cluster
@@ -174,6 +174,7 @@ def stages(
     batch, *_ = [
         read_batch(pool, global_batch, seq, optimizer, precision, routing) for pool in pools
     ]
+    lines = ProgressLines(lambda line: typer.echo(line, err=True))
     try:
         found = search_stages(
             read_model(model),
@@ -186,12 +187,13 @@ def stages(
             max_chunk=max_chunk,
             limits=Limits(time_s=time_limit),
             workers=workers,
-            progress=lambda state: typer.echo(progress_line(state), err=True),
+            progress=lines.update,
         )
     except IllegalPlanError as error:
         broken = error.violations
         emit(lambda: render_violations(broken), lambda: violations_json(broken), json_to)
         raise typer.Exit(EXIT_INFEASIBLE) from None
+    lines.finish()
     emit(lambda: render_stages(found), lambda: found.model_dump_json(indent=2), json_to)
     if found.slowest_s is None:
         raise typer.Exit(EXIT_INFEASIBLE)

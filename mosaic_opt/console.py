@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,17 @@ def check_target(target: str | None) -> None:
         raise MosaicError(f"{target} cannot be written: its folder does not exist.")
 
 
+def standing(state: Any) -> str:
+    """Write the best so far of a search and, where a bound is known, the bound and the gap."""
+    best = None if state.incumbent is None else state.incumbent.loss
+    parts = [] if best is None else [f"best {best:.4f}"]
+    if isfinite(state.bound):
+        parts.append(f"bound {state.bound:.4f}")
+        if best is not None:
+            parts.append(f"gap {max(0.0, best - state.bound):.4f}")
+    return "".join(f", {part}" for part in parts)
+
+
 class Bar:
     """A progress bar on stderr; nothing where stderr is not a terminal."""
 
@@ -92,14 +104,12 @@ class Bar:
         self._progress.stop()
 
     def update(self, state: Any) -> None:
-        """Show how many candidates are done and the best so far."""
-        best = "" if state.incumbent is None else f", best {state.incumbent.loss:.4f}"
-        self._show("search", f"candidates{best}", state.done, state.of)
+        """Show how many candidates are done, the best so far and how far a better one can be."""
+        self._show("search", f"candidates{standing(state)}", state.done, state.of)
 
     def of(self, name: str, state: Any) -> None:
         """Show the same of one search among several, on a line of its own."""
-        best = "" if state.incumbent is None else f", best {state.incumbent.loss:.4f}"
-        self._show(name, f"{name}{best}", state.done, state.of)
+        self._show(name, f"{name}{standing(state)}", state.done, state.of)
 
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far something countable is."""

@@ -18,22 +18,34 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, NamedTuple
 
 from mosaic_opt.backends.base import Limits
-from mosaic_opt.backends.cpsat.stages import Held, StageProblem, StageSolution, solve_stages
+from mosaic_opt.backends.cpsat.stages import (
+    Held,
+    StageProblem,
+    StageSolution,
+    StageState,
+    solve_stages,
+)
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.stage_result import (
+    Ended,
+    PlacedStage,
+    StageSearch,
+    StageStatus,
+    StageTermination,
+    result_of,
+    stages_wanted,
+)
 from mosaic_opt.stage_step import step_of
 from mosaic_opt.stage_tables import StageTables, pool_runs
 from perfmodel.architecture import Architecture
 from perfmodel.calibration.stacks import StackProfile, load_stack
 from perfmodel.cluster import Batch, Cluster
 from perfmodel.errors import IllegalPlanError
-from perfmodel.frozen import Frozen
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import violations
-from perfmodel.sources import Source, weakest
-from perfmodel.stages import Stage, StageLayout, balanced_counts
+from perfmodel.stages import balanced_counts
 from perfmodel.step import DEFAULT_STACK, StepModel
 
 __all__ = ["PlacedStage", "StageProgress", "StageSearch", "search_stages"]
@@ -41,91 +53,13 @@ __all__ = ["PlacedStage", "StageProgress", "StageSearch", "search_stages"]
 MAX_POOLS = 4
 """More pools than this have too many orders to list."""
 
-StageStatus = Literal["optimal", "feasible", "infeasible", "unknown"]
-
-
-class PlacedStage(Frozen):
-    """One device of the pipeline: what it holds and what that costs (SI units)."""
-
-    stage: int
-    pool: str
-    layers: tuple[int, ...]  # decoder layers of each chunk
-    dense: int  # of them, with a dense block
-    moe: int  # of them, with experts
-    mtp: int
-    embedding: bool
-    loss: bool
-    recompute: Recompute
-    time_s: float
-    memory_bytes: float
-    memory_cap_bytes: float
-
-
-class PoolUse(Frozen):
-    """Stages that are on a pool, and its devices that have none."""
-
-    pool: str
-    stages: int
-    idle_devices: int
-
-
-class StageSearch(Frozen):
-    """What :func:`search_stages` found.
-
-    Attributes
-    ----------
-    status : str
-        ``optimal``: no layout is faster, but for ``rounding_s``; ``feasible``: stopped before the
-        proof; ``infeasible``: proved that none fits; ``unknown``: stopped without either.
-    slowest_s : float or None
-        Time of one microbatch on the slowest stage, forward and backward [s].
-    bound_s : float or None
-        No layout has a faster slowest stage [s]; None if infeasible.
-    gap : float or None
-        ``1 - bound_s / slowest_s`` [-].
-    rounding_s : float
-        Unit that the search rounded times down to [s].
-    balanced_slowest_s : float or None
-        The same of the balanced layout, with the best recompute mode of each stage and the best
-        pools [s]; None if it does not fit.
-    layout : str or None
-        The layout in Megatron-Core's letters, as ``Plan.layout`` takes it.
-    plan : Plan or None
-        The plan with that layout, where one pool and one recompute mode serve all stages.
-    step_time_s, balanced_step_time_s : float or None
-        Time of a step under the layout, and under the balanced one [s]. Exact under the model where
-        one recompute mode serves all stages of one pool; else the schedule is run with one share of
-        the forward pass for all stages, the mean of theirs. The search does not minimise it.
-    source : Source
-        What the times rest on; memory rests on ASSUMED.
-    """
-
-    schema_version: Literal[1] = 1
-    model: str
-    stack: str
-    status: StageStatus
-    termination: Literal["exhausted", "time_limit", "interrupted"]
-    slowest_s: float | None
-    bound_s: float | None
-    gap: float | None
-    rounding_s: float
-    balanced_slowest_s: float | None
-    layout: str | None
-    plan: Plan | None
-    step_time_s: float | None
-    balanced_step_time_s: float | None
-    stages: tuple[PlacedStage, ...]
-    pools: tuple[PoolUse, ...]
-    source: Source
-    seconds: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageProgress:
     """Where a search is."""
 
-    slowest_s: float  # of the best layout so far [s]
-    bound_s: float  # no layout is faster [s]
+    slowest_s: float | None  # of the best layout so far [s]; None before the first
+    bound_s: float  # no layout is faster [s]; never falls
     seconds: float  # since the start
 
 
@@ -166,7 +100,9 @@ def search_stages(
     workers, seed : int
         Of CP-SAT.
     progress : callable, optional
-        Called with each better layout.
+        Called with each better layout, each rise of the bound and the end of the search, from a
+        thread of the search. A KeyboardInterrupt that it raises ends the search as Ctrl-C does:
+        the best layout and the highest bound so far are returned.
 
     Returns
     -------
@@ -207,10 +143,18 @@ def search_stages(
                     mine.append(Held(*content, pool, load.time_s))
         held.append(tuple(mine))
 
-    def told(slowest_s: float, bound_s: float) -> None:
+    known = StageState(hint, cutoff if hint is not None else None, 0.0)
+
+    def told(state: StageState) -> None:
+        nonlocal known
+        if state.solution is None:
+            state = known._replace(bound_s=state.bound_s)
+        known = state
         if progress is not None:
             seconds = time.monotonic() - began
-            progress(StageProgress(slowest_s=slowest_s, bound_s=bound_s, seconds=seconds))
+            progress(
+                StageProgress(slowest_s=state.slowest_s, bound_s=state.bound_s, seconds=seconds)
+            )
 
     limit = limits.time_s if limits is not None else None
     left = None if limit is None else limit - (time.monotonic() - began)
@@ -232,42 +176,26 @@ def search_stages(
                 seed=seed,
                 time_s=left,
                 hint=hint,
-                on_bound=told,
+                on_state=told,
             )
             bound_s, proved, unit = answer.bound_s, answer.proved, answer.unit_s
+            interrupted = answer.interrupted
             solution = _best(tables, (*answer.solutions, *([hint] if hint else ())), unit)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # outside of the search itself
             interrupted = True
-    late = limit is not None and time.monotonic() - began >= limit
-    termination: Literal["exhausted", "time_limit", "interrupted"] = (
-        "exhausted" if proved else "time_limit" if late and not interrupted else "interrupted"
-    )
+            solution, bound_s = known.solution, max(bound_s, known.bound_s)
+    termination: StageTermination = "interrupted"  # by Ctrl-C, or CP-SAT gave up by itself
+    if proved:
+        termination = "exhausted"
+    elif limit is not None and not interrupted:
+        termination = "time_limit"
     status: StageStatus = "unknown"
     if solution is not None:
         status = "optimal" if proved else "feasible"
     elif proved:
         status = "infeasible"
-    ended = _Ended(status, termination, bound_s, unit, balanced_s, time.monotonic() - began)
-    return _result(tables, plan, solution, balanced, ended)
-
-
-class _Ended(NamedTuple):
-    status: StageStatus
-    termination: Literal["exhausted", "time_limit", "interrupted"]
-    bound_s: float
-    unit_s: float
-    balanced_s: float | None
-    seconds: float
-
-
-def _stages_wanted(plan: Plan, counts: Sequence[int], mtp: int, early: bool) -> StageLayout:
-    """Return the layout of counts of layers; embedding first, loss last."""
-    last = len(counts) - 1
-    stages = (
-        Stage(int(s == 0), n, mtp * (s == last - early), int(s == last))
-        for s, n in enumerate(counts)
-    )
-    return StageLayout(plan.pp, tuple(stages))
+    ended = Ended(status, termination, bound_s, unit, balanced_s, time.monotonic() - began)
+    return result_of(tables, plan, solution, balanced, ended)
 
 
 def _checked(
@@ -297,7 +225,7 @@ def _checked(
     counts = balanced_counts(layers, stages)
     if layers < stages:
         counts = [1] * layers + [0] * (stages - layers)
-    layout = _stages_wanted(plan, counts, architecture.mtp_layers, early=False)
+    layout = stages_wanted(plan, counts, architecture.mtp_layers, early=False)
     broken = violations(
         architecture.rule_variables(),
         plan.model_copy(update={"layout": str(layout)}),
@@ -365,81 +293,3 @@ def _best(
     least = min(slowest for slowest, _ in timed)
     equal = [solution for slowest, solution in timed if slowest <= least + unit_s]
     return min(equal, key=lambda solution: step_of(tables, solution) or 0.0)
-
-
-def _pool_name(cluster: Cluster) -> str:
-    return f"{cluster.hardware}:{cluster.nodes}"
-
-
-def _result(
-    tables: StageTables,
-    plan: Plan,
-    solution: StageSolution | None,
-    balanced: StageSolution | None,
-    ended: _Ended,
-) -> StageSearch:
-    architecture, clusters = tables.architecture, [model.cluster for model in tables.models]
-    mtp = architecture.mtp_layers
-    devices = plan.tp * plan.cp * plan.dp
-    loads = None if solution is None else tables.loads_of(*solution)
-    layout, chosen, slowest = None, None, None
-    placed: tuple[PlacedStage, ...] = ()
-    step_s = None
-    used = [0] * len(clusters)
-    sources = [Source.ASSUMED]
-    if solution is not None and loads is not None:
-        text = _stages_wanted(plan, solution.counts, mtp, solution.early)
-        layout = str(text)
-        slowest = max(load.time_s for load in loads)
-        contents = tables.contents_of(solution.counts, solution.early)
-        placed = tuple(
-            PlacedStage(
-                stage=r,
-                pool=_pool_name(clusters[solution.pools[r]]),
-                layers=solution.counts[r :: plan.pp],
-                dense=contents[r].dense,
-                moe=contents[r].moe,
-                mtp=text.device(r).mtp,
-                embedding=r == 0,
-                loss=r == plan.pp - 1,
-                recompute=loads[r].mode,
-                time_s=loads[r].time_s,
-                memory_bytes=loads[r].memory_bytes,
-                memory_cap_bytes=tables.caps[solution.pools[r]],
-            )
-            for r in range(plan.pp)
-        )
-        step_s = step_of(tables, solution)
-        used = [solution.pools.count(q) for q in range(len(clusters))]
-        modes = {load.mode for load in loads}
-        uniform = plan.model_copy(update={"layout": layout, "recompute": loads[0].mode})
-        sources = [
-            StepModel(architecture, uniform, m.cluster, m.batch, m.profile).sources()["step_time_s"]
-            for m, n in zip(tables.models, used, strict=True)
-            if n
-        ]
-        if len(clusters) == 1 and len(modes) == 1:
-            chosen = uniform
-    bound = None if ended.status == "infeasible" else ended.bound_s
-    return StageSearch(
-        model=architecture.name,
-        stack=tables.models[0].profile.name,
-        status=ended.status,
-        termination=ended.termination,
-        slowest_s=slowest,
-        bound_s=bound,
-        gap=None if slowest is None or bound is None else max(0.0, 1.0 - bound / slowest),
-        rounding_s=ended.unit_s,
-        balanced_slowest_s=ended.balanced_s,
-        layout=layout,
-        plan=chosen,
-        step_time_s=step_s,
-        balanced_step_time_s=None if balanced is None else step_of(tables, balanced),
-        stages=placed,
-        source=weakest(sources),
-        pools=tuple(
-            PoolUse(pool=_pool_name(c), stages=n, idle_devices=c.n_devices - n * devices)
-            for c, n in zip(clusters, used, strict=True)
-        ),
-        seconds=ended.seconds,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from mosaic_opt.backends.base import (
     Backend,
     Capability,
     Limits,
+    Progress,
     Report,
     Termination,
 )
@@ -22,7 +24,9 @@ from mosaic_opt.backends.cpsat.search import CpSat
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.gp import GeometricProgram
 from mosaic_opt.backends.registry import BACKENDS, availability, backend_class, resolve
+from mosaic_opt.console import standing
 from mosaic_opt.errors import MosaicError
+from mosaic_opt.outcome import Outcome
 from mosaic_opt.problem import Problem
 from mosaic_opt.solver import solve
 from mosaic_opt.testing import BackendContract
@@ -186,6 +190,25 @@ def test_only_available_is_true(state: Availability) -> None:
 def test_impossible_workers_are_refused(workers: int) -> None:
     with pytest.raises(MosaicError, match=rf"workers={workers} must be at least 1"):
         Enumerate(workers=workers)
+
+
+# ---------------------------------------------------------------- what a bar shows
+
+
+def test_a_bar_shows_the_best_the_bound_and_the_gap() -> None:
+    problem = Problem(tiny_envelope())
+    best = Enumerate(workers=1).search(problem, Limits()).incumbent
+    assert best is not None
+
+    def words(incumbent: Outcome | None, bound: float) -> str:
+        return standing(Progress(done=1, of=2, incumbent=incumbent, bound=bound))
+
+    loss, below = f"best {best.loss:.4f}", best.loss - 0.25
+    assert words(None, -inf) == ""
+    assert words(None, inf) == ""
+    assert words(best, -inf) == f", {loss}"
+    assert words(None, below) == f", bound {below:.4f}"
+    assert words(best, below) == f", {loss}, bound {below:.4f}, gap 0.2500"
 
 
 # ---------------------------------------------------------------- solve trusts no backend

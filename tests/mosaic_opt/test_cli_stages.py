@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 from mosaic_opt import cli
-from mosaic_opt.stage_search import StageSearch
+from mosaic_opt.report_stages import ProgressLines, render_stages
+from mosaic_opt.stage_search import StageProgress, StageSearch, search_stages
+from perfmodel.architecture import Architecture
+from perfmodel.cluster import Batch, Cluster
+from perfmodel.ladders import ladder
+from perfmodel.plan import Plan, Recompute
 
 CASE = {
     "--model": "ladder:q=2,E=8,K=2,G=1",
@@ -48,6 +55,8 @@ def test_json_alone_on_stdout_and_progress_on_stderr(
     assert all("slowest stage" in line and "bound" in line for line in lines)
     assert found.slowest_s is not None
     assert f"{1e3 * found.slowest_s:.3f} ms" in lines[-1]
+    assert lines[-1].endswith("gap 0.00%")
+    assert len(set(lines)) == len(lines)
 
 
 def test_the_page_names_layout_bound_and_stages(
@@ -59,6 +68,72 @@ def test_the_page_names_layout_bound_and_stages(
     for word in ("slowest stage", "bound", "balanced", "layout  E", "plan    tp=1"):
         assert word in ran.out
     assert sum(line.startswith(tuple("0123")) for line in ran.out.splitlines()) == 4
+
+
+def shown(search: StageSearch) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_stages(search))
+    return console.export_text()
+
+
+@pytest.mark.parametrize(("n_layers", "taken"), [(8, "search"), (13, "balanced")])
+def test_the_page_shows_the_layout_to_take(n_layers: int, taken: str) -> None:
+    fields = ladder(1, 8, 2, 1).model_dump() | {"n_layers": n_layers, "mtp_layers": 1}
+    fields |= {"first_k_dense": 0, "d_ff": 4096}
+    found = search_stages(
+        Architecture.model_validate(fields),
+        Plan(pp=2, vpp=2, dp=2),
+        Cluster.parse("p6-b200:4gpus"),
+        Batch(global_batch=32, seq_len=1024),
+        recompute=[Recompute.FULL],
+    )
+    assert found.recommended == taken
+    page = shown(found)
+    assert page.count("Recommended: ") == 1
+    assert f"layout  {found.recommended_layout}\n" in page
+    assert f"plan    {found.recommended_plan}\n" in page
+    other = f"fastest slowest stage  {found.layout}"
+    assert (other in page) == (taken == "balanced")
+    if taken == "balanced":
+        assert "Recommended: the balanced layout, whose step is" in page
+    assert StageSearch.model_validate_json(found.model_dump_json()) == found
+
+
+def state(slowest_s: float | None, bound_s: float) -> StageProgress:
+    return StageProgress(slowest_s=slowest_s, bound_s=bound_s, seconds=0.0)
+
+
+def test_a_line_only_for_what_is_news() -> None:
+    lines: list[str] = []
+    written = ProgressLines(lines.append)
+    for one in (
+        state(None, 0.100),
+        state(None, 0.1005),  # not by 1%
+        state(None, 0.102),
+        state(0.2, 0.102),
+        state(0.2 * (1 - 1e-12), 0.102),  # the search's rounding
+        state(0.19, 0.102),
+        state(0.19, 0.1899),
+        state(0.19, 0.19),  # the last
+    ):
+        written.update(one)
+    assert len(lines) == 5
+    written.finish()
+    written.finish()
+    assert [line.split("s  ")[1] for line in lines] == [
+        "no layout yet, bound 100.000 ms",
+        "no layout yet, bound 102.000 ms",
+        "slowest stage 200.000 ms, bound 102.000 ms, gap 49.00%",
+        "slowest stage 190.000 ms, bound 102.000 ms, gap 46.32%",
+        "slowest stage 190.000 ms, bound 189.900 ms, gap 0.05%",
+        "slowest stage 190.000 ms, bound 190.000 ms, gap 0.00%",
+    ]
+
+
+def test_nothing_told_is_no_line() -> None:
+    lines: list[str] = []
+    ProgressLines(lines.append).finish()
+    assert lines == []
 
 
 def test_pools_share_the_stages(

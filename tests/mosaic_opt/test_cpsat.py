@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -13,10 +15,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from mosaic_opt.backends.base import Limits, Progress
+from mosaic_opt.backends.base import Limits, Progress, Termination, dual_bound, rank
 from mosaic_opt.backends.cpsat.posting import Poster
 from mosaic_opt.backends.cpsat.rounding import Scale
-from mosaic_opt.backends.cpsat.running import run
+from mosaic_opt.backends.cpsat.running import Ran, run
 from mosaic_opt.backends.cpsat.search import DEGREES, CpSat, LayoutModel
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import parse_envelope
@@ -54,6 +56,7 @@ def every_solution(model: cp_model.CpModel, variables: list[Any]) -> set[tuple[i
     """Return the projections of all solutions on some variables."""
     solver = cp_model.CpSolver()
     solver.parameters.enumerate_all_solutions = True
+    solver.parameters.catch_sigint_signal = False  # its handler leaves none behind
     seen = _Every(variables)
     assert solver.solve(model, seen) in (cp_model.OPTIMAL, cp_model.INFEASIBLE)
     return set(seen.found)
@@ -165,16 +168,79 @@ def test_an_invalid_model_is_an_error() -> None:
         run(model, {"x": x}, workers=1, seed=0)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, LookupError])
-def test_what_a_callback_raises_comes_out(error: type[BaseException]) -> None:
-    def stop(objective: int, bound: int) -> None:
-        raise error
-
+def golomb(marks: int) -> tuple[cp_model.CpModel, dict[str, Any]]:
+    """A ruler whose distances all differ, as short as can be: quick to find, slow to prove."""
     model = cp_model.CpModel()
-    x = model.new_int_var(0, 5, "x")
-    model.minimize(x)
-    with pytest.raises(error):
-        run(model, {"x": x}, workers=1, seed=0, on_solution=stop)
+    at = [model.new_int_var(0, marks**2, f"mark_{i}") for i in range(marks)]
+    model.add(at[0] == 0)
+    gaps = []
+    for i in range(marks):
+        for j in range(i):
+            gap = model.new_int_var(1, marks**2, "")
+            model.add(gap == at[i] - at[j])
+            gaps.append(gap)
+    model.add_all_different(gaps)
+    model.minimize(at[-1])
+    return model, {"length": at[-1]}
+
+
+@pytest.mark.parametrize("which", ["on_solution", "on_bound"])
+def test_what_a_callback_raises_comes_out(which: str) -> None:
+    def stop(*_: object) -> None:
+        raise LookupError
+
+    model, variables = golomb(6)
+    with pytest.raises(LookupError):
+        run(model, variables, workers=1, seed=0, **{which: stop})
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def press_ctrl_c(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("stop", [interrupt, press_ctrl_c])
+@pytest.mark.parametrize("time_s", [None, 3600.0])
+def test_an_interrupt_is_told_and_keeps_the_incumbent(
+    stop: Callable[..., None], time_s: float | None, workers: int
+) -> None:
+    """Raised by a callback or pressed, under a limit or not."""
+    told: list[int] = []
+
+    def found(values: object, length: int, bound: int) -> None:
+        told.append(length)
+        if len(told) == 1:
+            stop()
+
+    model, variables = golomb(13)
+    ran = run(model, variables, workers=workers, seed=0, time_s=time_s, on_solution=found)
+    assert ran.interrupted
+    assert not ran.proved
+    assert ran.values is not None
+    assert ran.values["length"] == ran.objective
+    assert ran.bound <= ran.values["length"] <= min(told)
+
+
+def test_a_limit_is_no_interrupt() -> None:
+    model, variables = golomb(13)
+    ran = run(model, variables, workers=1, seed=0, time_s=1e-3)
+    assert not ran.proved
+    assert not ran.interrupted
+
+
+def test_bounds_rise_to_the_optimum() -> None:
+    bounds: list[int] = []
+    model, variables = golomb(8)
+    ran = run(model, variables, workers=1, seed=0, on_bound=bounds.append)
+    assert ran.proved
+    assert ran.objective == 34  # the optimal ruler of 8 marks
+    assert len(bounds) > 1
+    assert bounds == sorted(set(bounds))
+    assert bounds[-1] <= 34
 
 
 # ---------------------------------------------------------------- rounding
@@ -279,6 +345,67 @@ def test_better_layouts_are_streamed() -> None:
     assert seen[-1].incumbent == report.incumbent
 
 
+@pytest.mark.parametrize("changes", [{}, {"memory_fraction": 0.02}])
+def test_the_bound_told_is_that_of_the_candidates_left(changes: dict[str, Any]) -> None:
+    seen: list[Progress] = []
+    problem = tiny_problem(**changes)
+    report = CpSat().search(problem, Limits(), progress=seen.append)
+    n = len(problem.architectures)
+    assert {state.done for state in seen} >= {*range(1, n + 1)}
+    for state in seen:
+        proved = [o for o in report.outcomes[: state.done] if o.feasible]
+        best = min(proved, key=rank, default=None)
+        assert state.bound == dual_bound(problem, best, tuple(range(state.done, n)))
+    assert seen[-1].bound == report.dual_bound
+    assert math.isfinite(seen[0].bound)
+
+
+LIMITS_S = [1e-9, 1e-6, 1e-4, 1e-3, 2e-3, 4e-3, 8e-3, 0.016, 0.03, 0.06, 0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize("time_s", LIMITS_S)
+def test_no_limit_ends_as_an_interrupt(time_s: float) -> None:
+    report = CpSat().search(tiny_problem(), Limits(time_s=time_s))
+    left = bool(report.unexamined)
+    assert report.termination is (Termination.TIME_LIMIT if left else Termination.EXHAUSTED)
+
+
+@pytest.mark.parametrize(
+    ("limits", "interrupted", "said"),
+    [
+        (Limits(time_s=1e6), False, Termination.TIME_LIMIT),  # CP-SAT's clock is not ours
+        (Limits(time_s=1e6), True, Termination.INTERRUPTED),
+        (Limits(), True, Termination.INTERRUPTED),
+    ],
+)
+def test_why_it_stopped_is_what_happened_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits, interrupted: bool, said: Termination
+) -> None:
+    stopped = Ran(None, None, 0, proved=False, interrupted=interrupted)
+    monkeypatch.setattr("mosaic_opt.backends.cpsat.search.run", lambda *_, **__: stopped)
+    report = CpSat().search(tiny_problem(), limits)
+    assert report.termination is said
+    assert not report.outcomes
+
+
+@pytest.mark.parametrize("time_s", [None, 3600.0])
+@pytest.mark.parametrize("stop", [interrupt, press_ctrl_c])
+def test_a_real_interrupt_is_told_and_keeps_what_was_done(
+    stop: Callable[..., None], time_s: float | None
+) -> None:
+    stopped: list[Progress] = []
+
+    def told(state: Progress) -> None:
+        if state.done == 3 and not stopped:
+            stopped.append(state)
+            stop()
+
+    report = CpSat().search(tiny_problem(), Limits(time_s=time_s), progress=told)
+    assert report.termination is Termination.INTERRUPTED
+    assert len(report.outcomes) >= 3
+    assert report.unexamined
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -293,7 +420,7 @@ def test_impossible_options_are_refused(options: dict[str, int], said: str) -> N
 
 
 def test_an_interrupt_behind_a_search_is_an_exception() -> None:
-    """CP-SAT takes the handler of SIGINT and leaves none: the next Ctrl-C would end the process."""
+    """CP-SAT's own handler of SIGINT would leave none: the next Ctrl-C would end the process."""
     model = cp_model.CpModel()
     x = model.new_int_var(0, 3, "x")
     model.maximize(x)

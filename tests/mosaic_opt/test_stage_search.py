@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import product
 from math import inf
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mosaic_opt.backends.base import Limits
+from mosaic_opt.backends.cpsat.running import Ran
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.stage_search import StageProgress, StageSearch, search_stages
 from mosaic_opt.stage_tables import pool_runs
@@ -23,7 +26,7 @@ from perfmodel.memory import stage_total
 from perfmodel.models import catalogue
 from perfmodel.plan import Plan, Recompute
 from perfmodel.rules import violations
-from perfmodel.stages import Stage, StageLayout, counts_of
+from perfmodel.stages import Stage, StageLayout, balanced_counts, counts_of
 from perfmodel.step import StepModel, check
 
 RANDOM = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -219,6 +222,70 @@ def test_two_pools_equal_brute_force(case: dict[str, Any], nodes: tuple[int, int
         assert sum(use.stages for use in found.pools) == plan.pp
 
 
+def assert_is_a_stream(found: StageSearch, seen: list[StageProgress]) -> None:
+    """Layouts get faster, the bound rises and stays below the answer, and the end closes it."""
+    slowest = [state.slowest_s for state in seen]
+    known = [s for s in slowest if s is not None]
+    assert slowest == [None] * (len(slowest) - len(known)) + sorted(known, reverse=True)
+    bounds = [state.bound_s for state in seen]
+    assert bounds == sorted(bounds)
+    if found.status == "optimal":
+        assert found.bound_s is not None
+        assert all(bound <= found.bound_s for bound in bounds)
+        assert seen[-1].bound_s == found.bound_s
+        assert seen[-1].slowest_s is not None
+        assert 0.0 <= seen[-1].slowest_s - found.bound_s <= found.rounding_s
+
+
+@RANDOM
+@given(case=cases())
+def test_layouts_and_bounds_are_streamed(case: dict[str, Any]) -> None:
+    seen: list[StageProgress] = []
+    found = search_stages(
+        case["a"],
+        case["plan"],
+        one_node(case["plan"]),
+        BATCH,
+        recompute=case["modes"],
+        memory_fraction=case["fraction"],
+        max_chunk=case["max_chunk"],
+        progress=seen.append,
+    )
+    assert_is_a_stream(found, seen)
+
+
+@RANDOM
+@given(case=cases(), at=st.integers(1, 4))
+def test_an_interrupt_keeps_what_was_told(case: dict[str, Any], at: int) -> None:
+    a, plan, modes, chunk = case["a"], case["plan"], case["modes"], case["max_chunk"]
+    seen: list[StageProgress] = []
+
+    def interrupt(state: StageProgress) -> None:
+        seen.append(state)
+        if len(seen) == at:
+            raise KeyboardInterrupt
+
+    cluster = one_node(plan)
+    asked = {"recompute": modes, "memory_fraction": case["fraction"], "max_chunk": chunk}
+    found = search_stages(a, plan, cluster, BATCH, **asked, progress=interrupt)
+    if not seen:
+        return
+    truth = search_stages(a, plan, cluster, BATCH, **asked)
+    assert (found.termination == "exhausted") == (found.status in ("optimal", "infeasible"))
+    assert found.termination in ("exhausted", "interrupted")
+    if found.status == "infeasible":
+        assert truth.status == "infeasible"
+        return
+    assert found.bound_s is not None
+    assert found.bound_s >= seen[-1].bound_s
+    if seen[-1].slowest_s is None:
+        return
+    assert found.slowest_s is not None
+    assert truth.slowest_s is not None
+    assert found.slowest_s <= seen[-1].slowest_s + found.rounding_s
+    assert found.bound_s <= truth.slowest_s <= found.slowest_s + found.rounding_s
+
+
 @RANDOM
 @given(case=cases())
 def test_the_layout_is_one_that_a_plan_accepts(case: dict[str, Any]) -> None:
@@ -273,6 +340,55 @@ def test_a_step_is_never_longer_than_the_balanced_one_of_the_same_slowest_stage(
     assert equal
 
 
+@RANDOM
+@given(case=cases(), mode=st.sampled_from(list(Recompute)))
+def test_what_is_recommended_is_never_slower_than_either(
+    case: dict[str, Any], mode: Recompute
+) -> None:
+    """The steps are those of the scalar model, which knows nothing of the search."""
+    a, plan, cluster = case["a"], case["plan"], one_node(case["plan"])
+    found = search_stages(a, plan, cluster, BATCH, recompute=[mode], max_chunk=case["max_chunk"])
+    if found.recommended is None:
+        assert found.layout is None
+        return
+    assert found.recommended_plan is not None
+    assert check(a, found.recommended_plan, cluster, BATCH) == ()
+    taken_s = StepModel(a, found.recommended_plan, cluster, BATCH, STACK).step_s
+    assert found.plan is not None
+    searched_s = StepModel(a, found.plan, cluster, BATCH, STACK).step_s
+    balanced_s = inf
+    if a.n_layers >= plan.pp * plan.vpp:
+        counts = balanced_counts(a.n_layers, plan.pp * plan.vpp)
+        last = len(counts) - 1
+        held = (
+            Stage(int(s == 0), n, a.mtp_layers * (s == last), int(s == last))
+            for s, n in enumerate(counts)
+        )
+        update = {"layout": str(StageLayout(plan.pp, tuple(held))), "recompute": mode}
+        even = plan.model_copy(update=update)
+        assert found.balanced_plan == even
+        balanced_s = StepModel(a, even, cluster, BATCH, STACK).step_s
+        assert found.balanced_step_time_s == pytest.approx(balanced_s, rel=1e-12)
+    else:
+        assert found.balanced_layout is found.balanced_plan is None
+        assert found.recommended == "search"
+    assert taken_s <= min(searched_s, balanced_s) * (1.0 + 1e-12)
+
+
+def test_either_layout_may_be_recommended() -> None:
+    """With chunks, the layout of the fastest slowest stage can have the longer step."""
+    plan, taken = Plan(pp=2, vpp=2, dp=2), []
+    for n_layers in (8, 13):
+        a = model(n_layers, mtp_layers=1)
+        found = search_stages(a, plan, one_node(plan), BATCH, recompute=[Recompute.FULL])
+        taken.append(found.recommended)
+        assert found.status == "optimal"
+        chosen = {"search": found.stages, "balanced": found.balanced_stages}
+        assert found.recommended is not None
+        assert found.recommended_stages == chosen[found.recommended]
+    assert taken == ["search", "balanced"]
+
+
 def test_a_heavy_head_makes_its_stage_lighter() -> None:
     """A head as heavy as several layers: the last stage gets fewer of them than the others."""
     a = model(12).model_copy(update={"vocab_size": 500_000})
@@ -301,8 +417,12 @@ def test_deepseek_v3_over_32_virtual_stages_is_proved() -> None:
     assert sum(placed.dense for placed in found.stages) == 3
     assert sum(placed.moe for placed in found.stages) == 58
     assert sum(placed.mtp for placed in found.stages) == 1
-    assert [s.slowest_s for s in seen] == sorted((s.slowest_s for s in seen), reverse=True)
-    assert all(s.bound_s <= found.slowest_s for s in seen)
+    assert_is_a_stream(found, seen)
+    assert found.recommended == "balanced"  # uneven chunks wait for each other
+    assert found.step_time_s is not None
+    assert found.balanced_step_time_s is not None
+    assert found.balanced_step_time_s < found.step_time_s
+    assert found.recommended_layout == found.balanced_layout == "Et|(tt|)*29t|tmL"
 
 
 # ---------------------------------------------------------------- limits, bad input
@@ -315,6 +435,63 @@ def test_a_time_limit_keeps_the_balanced_layout() -> None:
     assert found.termination == "time_limit"
     assert found.slowest_s == found.balanced_slowest_s
     assert found.bound_s == 0.0
+
+
+@pytest.mark.parametrize("time_s", [1e-9, 1e-6, 1e-3, 3e-3, 0.01, 0.02, 0.04, 0.08, 0.2, 0.5])
+def test_no_limit_ends_as_an_interrupt(time_s: float) -> None:
+    a, plan = model(24, first_k_dense=3, mtp_layers=1), Plan(pp=4, vpp=2, dp=2)
+    found = search_stages(a, plan, one_node(plan), BATCH, limits=Limits(time_s=time_s))
+    proved = found.status == "optimal"
+    assert found.termination == ("exhausted" if proved else "time_limit")
+
+
+@pytest.mark.parametrize(
+    ("limits", "interrupted", "said"),
+    [
+        (Limits(time_s=1e6), False, "time_limit"),  # CP-SAT's clock is not ours
+        (Limits(time_s=1e6), True, "interrupted"),
+        (None, True, "interrupted"),
+    ],
+)
+def test_why_it_stopped_is_what_happened_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch, limits: Limits | None, interrupted: bool, said: str
+) -> None:
+    stopped = Ran(None, None, 0, proved=False, interrupted=interrupted)
+    monkeypatch.setattr("mosaic_opt.backends.cpsat.stages.run", lambda *_, **__: stopped)
+    a, plan = model(8), Plan(pp=4, dp=2)
+    found = search_stages(a, plan, one_node(plan), BATCH, limits=limits)
+    assert found.termination == said
+    assert found.status == "feasible"
+    assert found.slowest_s == found.balanced_slowest_s
+
+
+@pytest.mark.parametrize("pressed", [False, True])
+def test_an_interrupt_keeps_a_layout_faster_than_the_balanced_one(pressed: bool) -> None:
+    """DeepSeek-V3 over 32 virtual stages, stopped at its third layout."""
+    seen: list[StageProgress] = []
+
+    def interrupt(state: StageProgress) -> None:
+        seen.append(state)
+        faster = {s.slowest_s for s in seen if s.slowest_s is not None}
+        if len(faster) == 3 and state.slowest_s != seen[-2].slowest_s:
+            if not pressed:
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+
+    a, cluster = catalogue["DeepSeek-V3"], Cluster.parse("gb200:256gpus")
+    plan = Plan.parse("ep=16,pp=16,vpp=2", world=256)
+    batch = Batch(global_batch=2048, seq_len=4096)
+    found = search_stages(a, plan, cluster, batch, limits=Limits(time_s=3600.0), progress=interrupt)
+    assert found.slowest_s is not None
+    assert found.bound_s is not None
+    assert found.balanced_slowest_s is not None
+    told = [s.slowest_s for s in seen if s.slowest_s is not None]
+    assert told[-1] < 0.99 * found.balanced_slowest_s
+    assert found.slowest_s <= told[-1] + found.rounding_s
+    assert 0.0 < seen[-1].bound_s <= found.bound_s <= found.slowest_s
+    if not pressed:  # the search may have been done before the signal came
+        assert found.status == "feasible"
+        assert found.termination == "interrupted"
 
 
 def test_an_interrupt_keeps_the_best_layout() -> None:

@@ -20,7 +20,7 @@ goes on. The answer is therefore the enumerator's, with no error left from round
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -132,10 +132,11 @@ class CpSat(Backend):
         outcomes: list[Outcome] = []
         best: Outcome | None = None
         termination = Termination.EXHAUSTED
-        bound = float("-inf")
+        left_bound: list[float] = []
 
         def tell(incumbent: Outcome | None) -> None:
-            if progress is not None:
+            if progress is not None:  # of the candidates with a proof; a better layout moves it not
+                bound = min(inf if best is None else best.loss, left_bound[len(outcomes)])
                 progress(Progress(done=len(outcomes), of=n, incumbent=incumbent, bound=bound))
 
         def found(outcome: Outcome) -> None:
@@ -143,15 +144,17 @@ class CpSat(Backend):
                 tell(outcome)
 
         try:
+            if progress is not None:
+                left_bound.extend(_bounds_of_the_rest(problem))
             for index in range(n):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0.0:
                     termination = Termination.TIME_LIMIT
                     break
                 outcome = model.solve(index, self, left, found)
-                if outcome is None:
-                    late = deadline is not None and time.monotonic() >= deadline
-                    termination = Termination.TIME_LIMIT if late else Termination.INTERRUPTED
+                if outcome is None:  # Ctrl-C would have been raised
+                    limited = limits.time_s is not None  # else CP-SAT gave up by itself
+                    termination = Termination.TIME_LIMIT if limited else Termination.INTERRUPTED
                     break
                 outcomes.append(outcome)
                 if better(outcome, best):
@@ -170,6 +173,17 @@ class CpSat(Backend):
             unexamined=unexamined,
             discarded=(),
         )
+
+
+def _bounds_of_the_rest(problem: Problem) -> list[float]:
+    """Return the least loss that any candidate from k on can have, for each k [nats/token].
+
+    As :func:`.base.dual_bound` with those unexamined.
+    """
+    found = [inf]
+    for index in reversed(range(len(problem.architectures))):
+        found.append(min(found[-1], problem.optimistic_loss(index)))
+    return found[::-1]
 
 
 class LayoutModel:
@@ -238,9 +252,14 @@ class LayoutModel:
         time_s: float | None,
         found: Callable[[Outcome], None] | None = None,
     ) -> Outcome | None:
-        """Return the outcome of a candidate, or None if the search was stopped before its proof.
+        """Return the outcome of a candidate, or None if the time was up before its proof.
 
         ``found`` is called with the outcome of each better layout on the way.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            Ctrl-C came, or ``found`` raised it.
         """
         priced = self.problem.priced(index)
 
@@ -287,7 +306,7 @@ class LayoutModel:
             at = int(np.searchsorted(priced.rows, row))
             return at == len(priced.rows) or priced.memory_bytes[at] <= cap
 
-        def told(number: int, _: int) -> None:
+        def told(_: Mapping[str, int], number: int, __: int) -> None:
             if on_row is not None and fits(row_of(number)):
                 on_row(row_of(number))
 
@@ -303,6 +322,8 @@ class LayoutModel:
                 on_solution=told,
                 linear=False,
             )
+            if ran.interrupted:
+                raise KeyboardInterrupt
             if ran.values is None:
                 return LayoutAnswer(None, inf if ran.proved else 0.0, ran.proved, times, sizes)
             row = row_of(ran.values["score"])

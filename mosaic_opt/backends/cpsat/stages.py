@@ -9,7 +9,8 @@ not fit the memory of its device is not in the table. Times are whole units, rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from mosaic_opt.backends.cpsat.running import run
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel
 
-__all__ = ["Held", "StageAnswer", "StageProblem", "StageSolution", "solve_stages"]
+__all__ = ["Held", "StageAnswer", "StageProblem", "StageSolution", "StageState", "solve_stages"]
 
 BITS = 40
 """Bits of the largest time: sums over a pipeline stay within what a double holds exactly."""
@@ -65,6 +66,15 @@ class StageAnswer(NamedTuple):
     bound_s: float  # no layout has a faster slowest stage [s]; inf if there is none
     proved: bool
     unit_s: float  # times were rounded down to whole units [s]
+    interrupted: bool  # Ctrl-C came, or a callback raised KeyboardInterrupt, before the proof
+
+
+class StageState(NamedTuple):
+    """Where the search is."""
+
+    solution: StageSolution | None  # the best so far
+    slowest_s: float | None  # its slowest stage, rounded down [s]
+    bound_s: float  # no layout has a faster slowest stage [s]; never falls
 
 
 def _borders(model: CpModel, p: StageProblem) -> tuple[list[Any], Any]:
@@ -125,7 +135,7 @@ def solve_stages(
     seed: int = 0,
     time_s: float | None = None,
     hint: StageSolution | None = None,
-    on_bound: Callable[[float, float], None] | None = None,
+    on_state: Callable[[StageState], None] | None = None,
 ) -> StageAnswer:
     """Minimise the slowest device's time; among equals, prefer what leaves less waiting.
 
@@ -137,15 +147,15 @@ def solve_stages(
     ----------
     hint : StageSolution, optional
         Where to begin.
-    on_bound : callable, optional
-        Told the slowest time of each better layout, rounded down, and the bound so far [s].
+    on_state : callable, optional
+        Told each better layout, each rise of the bound, and where the search ended.
     """
     from ortools.sat.python.cp_model import CpModel
 
     stages, layers = p.pp * p.vpp, len(p.moe_before) - 1
     scale = Scale.of(max((h.time_s for row in p.held for h in row), default=0.0), BITS)
     if not p.pools or not all(p.held):
-        return StageAnswer((), float("inf"), True, scale.unit)
+        return StageAnswer((), inf, True, scale.unit, False)
     model = CpModel()
     borders, early = _borders(model, p)
     before = [_before(model, p, border) for border in borders]
@@ -178,22 +188,43 @@ def solve_stages(
     if hint is not None:
         _hint(model, named, hint)
 
-    def told(objective: int, bound: int) -> None:
-        if on_bound is not None:
-            on_bound(objective * scale.unit, bound * scale.unit)
+    state, unit = StageState(None, None, 0.0), scale.unit
+
+    def tell(solution: StageSolution | None, slowest_s: float | None, bound: int) -> None:
+        nonlocal state
+        now = StageState(solution, slowest_s, max(state.bound_s, bound * unit))
+        if now != state:
+            state = now
+            if on_state is not None:
+                on_state(now)
 
     began = monotonic()
-    found = run(model, named, workers=workers, seed=seed, time_s=time_s, on_solution=told)
-    if found.values is None:
-        bound = float("inf") if found.proved else max(0, found.bound) * scale.unit
-        return StageAnswer((), bound, found.proved, scale.unit)
-    answer = _read(p, found.values)
+    found = run(
+        model,
+        named,
+        workers=workers,
+        seed=seed,
+        time_s=time_s,
+        on_solution=lambda values, best, bound: tell(_read(p, values), best * unit, bound),
+        on_bound=lambda bound: tell(state.solution, state.slowest_s, bound),
+    )
+    stopped = found.interrupted and not found.proved
+    if found.values is None or found.objective is None:
+        bound_s = inf if found.proved else max(state.bound_s, found.bound * unit)
+        return StageAnswer((), bound_s, found.proved, unit, stopped)
+    answer, best = _read(p, found.values), found.objective
     answers = [answer]
-    if found.proved:
-        left = None if time_s is None else time_s - (monotonic() - began)
-        best = found.values["slowest"]
-        answers.insert(0, _tidied(model, p, named, borders, early, times, best, answer, seed, left))
-    return StageAnswer(tuple(answers), found.bound * scale.unit, found.proved, scale.unit)
+    try:
+        if not found.interrupted:
+            tell(answer, best * unit, found.bound)
+        if found.proved and not found.interrupted:
+            left = None if time_s is None else time_s - (monotonic() - began)
+            tidy = _tidied(model, p, named, borders, early, times, best, answer, seed, left)
+            answers.insert(0, tidy)
+    except KeyboardInterrupt:
+        stopped = not found.proved
+    bound_s = max(state.bound_s, found.bound * unit)
+    return StageAnswer(tuple(answers), bound_s, found.proved, unit, stopped)
 
 
 def _tidied(
@@ -237,7 +268,7 @@ def _hint(model: CpModel, named: dict[str, Any], hint: StageSolution) -> None:
         model.add_hint(named["early"], hint.early)
 
 
-def _read(p: StageProblem, values: dict[str, int]) -> StageSolution:
+def _read(p: StageProblem, values: Mapping[str, int]) -> StageSolution:
     stages = p.pp * p.vpp
     borders = [0, *(values[f"border_{s}"] for s in range(1, stages)), len(p.moe_before) - 1]
     return StageSolution(
