@@ -186,3 +186,10 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_the_page_shows_every_built_in_backend() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "compare.md").read_text("utf-8")
+    shown = page[page.index("```text") :]
+    for name in BACKENDS:
+        assert f"\n{name} " in shown
