@@ -238,11 +238,9 @@ def token_caps(problem: Problem) -> dict[str, float]:
     Under ``grid`` the largest and the least listed ratio that the rule admits are caps.
     """
     rule = problem.envelope.tokens
-    listed = rule.tokens_per_parameter
-    most = min(
-        (r for r in (rule.max_tokens_per_parameter, max(listed, default=None)) if r is not None),
-        default=None,
-    )
+    most = rule.max_tokens_per_parameter
+    if rule.kind == "grid":
+        most = max(r for r in rule.tokens_per_parameter if r <= (most or inf))
     caps = {
         "max_tokens": rule.max_tokens,
         "max_tokens_per_parameter": most,

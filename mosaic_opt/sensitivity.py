@@ -157,7 +157,7 @@ def _budgets(problem: Problem) -> list[_Budget]:
         found.append(_Budget(name, value, unit, 1000.0, "compute", -1.0, bought))  # type: ignore[arg-type]
     for name, value in token_caps(problem).items():
         field_of: Callable[[float], dict[str, Any]] | None = _setter(name)
-        if getattr(envelope.tokens, name) != value:
+        if envelope.tokens.kind == "grid" and name != "max_tokens":
             field_of = None
         unit = "token" if name == "max_tokens" else "token/parameter"
         sign = 1.0 if name == "min_tokens_per_parameter" else -1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import cache
-from math import inf, log
+from math import exp, inf, log, log1p
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lawfit import CHINCHILLA_EPOCH, MOSAIC_TABLE2, ScalingLaw
@@ -19,7 +19,7 @@ from mosaic_opt.backends.base import Limits, Termination
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.gp import GeometricProgram, minimise, relax
 from mosaic_opt.envelope import parse_envelope
-from mosaic_opt.errors import MosaicError
+from mosaic_opt.errors import EnvelopeError, MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.relaxation import (
     MARGIN,
@@ -28,20 +28,24 @@ from mosaic_opt.relaxation import (
     certified_bound,
     hull_bound,
     monomial_above,
-    peak_steps,
     points_of,
     program_of,
-    steps_of_mfu,
     terms_of,
+    token_caps,
+    without_opposites,
 )
 from mosaic_opt.relaxation_result import Relaxation, RelaxationStatus
-from mosaic_opt.sensitivity import GB, exact_loss
+from mosaic_opt.relaxation_steps import GB, floor_steps, peak_steps, steps_of_mfu
+from mosaic_opt.sensitivity import exact_loss
 from mosaic_opt.solver import solve
 
-from .strategies import small_envelopes, tiny_envelope, tiny_ladder, tiny_problem
+from .strategies import small_envelopes, tiny, tiny_envelope, tiny_ladder, tiny_problem
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=200, deadline=None)
+
+
+MEMORY_GB = tiny_envelope().cluster.device_memory_bytes / GB
 
 
 def exact_optimum(problem: Problem) -> float:
@@ -167,7 +171,7 @@ def test_the_checked_bound_is_lost_with_wrong_multipliers_and_never_wrong() -> N
     assert certified_bound(program, answer.x, 0.0 * answer.multipliers) < good - 1e-3
     assert certified_bound(program, answer.x, 1.1 * answer.multipliers) < good
     assert certified_bound(program, answer.x * np.nan, answer.multipliers) == -inf
-    assert certified_bound(program, answer.x, answer.multipliers * np.inf) == -inf
+    assert certified_bound(program, answer.x, np.full_like(answer.multipliers, inf)) == -inf
 
 
 def test_the_margin_is_taken_off() -> None:
@@ -177,6 +181,26 @@ def test_the_margin_is_taken_off() -> None:
     terms = terms_of(problem.envelope.law)
     value = terms.values(alone[0]).sum()
     assert value * (1.0 - 3.0 * MARGIN) < hull_bound(terms, alone, alone[0]) < value
+
+
+@MANY
+@given(st.lists(st.floats(0.0, 5.0), min_size=5, max_size=5), st.integers(0, 2**32 - 1))
+def test_opposite_rows_share_no_price(multipliers: list[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    row, other = rng.normal(size=(2, 4))
+    rows = np.array([row, -row, other, row, -row])
+    limits = rows @ rng.normal(size=4) + rng.uniform(0.0, 1.0, 5)
+    lower, upper = -5.0 * np.ones(4), 5.0 * np.ones(4)
+    terms = terms_of(MOSAIC_TABLE2)
+    program = Program(terms, tuple("abcde"), rows, limits, lower, upper)
+    y = np.array(multipliers)
+    kept, x = without_opposites(program, y), rng.normal(size=4)
+    assert kept[2] == y[2]
+    assert np.all((kept >= 0.0) & (kept <= y))
+    assert min(kept[0], kept[1]) == min(kept[3], kept[4]) == 0.0
+    assert kept @ rows == pytest.approx(y @ rows, abs=1e-12)
+    bound = certified_bound(program, x, y)
+    assert certified_bound(program, x, kept) >= bound - 1e-9 * (1.0 + abs(bound))
 
 
 @cache
@@ -222,8 +246,11 @@ def test_no_random_envelope_has_a_better_optimum_than_its_bounds(
         assert parts.integrality + parts.envelope == pytest.approx(parts.gap, abs=1e-12)
         for run in exact.solvers:
             assert run.bound is None or run.bound <= optimum
-    crude = GeometricProgram(mfu="bound", check=None).search(problem, Limits())
+    crude = GeometricProgram(mfu="bound", check=None, workers=1).search(problem, Limits())
     assert crude.dual_bound <= optimum
+    floors, best = floor_steps(problem, Limits(), 1, None).now, best_steps(problem)
+    assert np.all(floors <= best)  # whoever has no block has no layout
+    assert np.all(floors >= peak_steps(problem))
     if exact.lower_bound is not None:
         assert crude.dual_bound <= exact.lower_bound + 0.3 * optimum
 
@@ -259,11 +286,10 @@ def test_a_better_bound_of_mfu_can_be_plugged_in() -> None:
     assert same.mfu == "given"
     assert same.lower_bound == pytest.approx(relaxed_tiny().lower_bound, abs=1e-7)
     looser = backend.relax(problem, mfu=1.5 * mfu)
-    crude = GeometricProgram(mfu="bound").relax(problem)
-    assert crude.lower_bound is not None
     assert looser.lower_bound is not None
-    assert crude.lower_bound < looser.lower_bound < exact_optimum(problem)
-    assert crude.split is None
+    assert same.lower_bound is not None
+    assert looser.lower_bound < same.lower_bound < exact_optimum(problem)
+    assert same.split is None
     with pytest.raises(MosaicError, match=r"mfu=-0\.1 must be at least 0"):
         backend.relax(problem, mfu=np.full(len(mfu), -0.1))
     with pytest.raises(MosaicError, match=r"mfu=inf must be at least 0 and finite"):
@@ -277,6 +303,30 @@ def test_no_step_is_shorter_than_at_the_peak_of_its_precision(precision: str) ->
     batch = {"global_batch": 32, "seq_len": 1024, "precision": precision}
     problem = tiny_problem(batch=batch)
     assert np.all(peak_steps(problem) <= best_steps(problem))
+
+
+def test_blocks_of_layouts_bound_the_loss_better_than_the_peak() -> None:
+    problem = tiny_problem()
+    blocks = GeometricProgram(mfu="bound", workers=1).relax(problem)
+    peak = GeometricProgram(workers=1).relax(problem, limits=Limits(time_s=1e-9))
+    assert (blocks.mfu, peak.mfu) == ("bound", "partial")
+    assert blocks.lower_bound is not None
+    assert peak.lower_bound is not None
+    assert relaxed_tiny().lower_bound is not None
+    assert peak.lower_bound + 0.02 < blocks.lower_bound < relaxed_tiny().lower_bound
+    assert blocks.split is None
+    assert all(e.exact is None for e in blocks.elasticities)
+
+
+def test_a_candidate_without_a_block_within_memory_is_left_out() -> None:
+    problem = tiny_problem(memory_fraction=0.014)
+    floors, best = floor_steps(problem, Limits(), 1, None).now, best_steps(problem)
+    assert 0 < np.count_nonzero(np.isinf(floors)) < len(floors)
+    assert np.all(np.isinf(best[np.isinf(floors)]))
+    found = GeometricProgram(mfu="bound", workers=1).relax(problem)
+    assert found.points == np.count_nonzero(np.isfinite(floors))
+    assert found.lower_bound is not None
+    assert found.lower_bound < exact_optimum(problem) < inf
 
 
 def test_goodput_that_differs_between_candidates_is_part_of_the_envelope() -> None:
@@ -355,6 +405,215 @@ def test_the_worth_of_a_gigabyte_is_the_difference_of_two_searches() -> None:
     assert found.one_more == pytest.approx(more - now, rel=1e-6)
     assert found.one_less == pytest.approx(less - now, rel=1e-6)
     assert found.value == pytest.approx(fraction * device / GB)
+
+
+def moved(content: dict[str, Any], budget: str, value: float) -> Problem | None:
+    """Return a problem with another budget; None for a rule that no candidate could meet."""
+    if budget == "window_days":
+        changes: dict[str, Any] = {"window_days": value}
+    elif budget == "memory":
+        device = parse_envelope(content).cluster.device_memory_bytes
+        changes = {"memory_fraction": value * GB / device}
+    else:
+        changes = {"tokens": content["tokens"] | {budget: value}}
+    try:
+        return Problem(parse_envelope(content | changes))
+    except EnvelopeError:
+        return None
+
+
+@pytest.mark.slow
+@FEW
+@given(small_envelopes(), st.sampled_from([1e-4, 1e-2, 0.3]))
+def test_multipliers_are_slopes_of_the_relaxed_optimum(
+    content: dict[str, Any], step: float
+) -> None:
+    """Its optimum is convex in the logarithms of the limits, so a slope lies below to both sides.
+
+    Of the program with the same candidates: it is convex, and has no jumps.
+    """
+    problem = Problem(parse_envelope(content))
+    steps = best_steps(problem)
+    points = points_of(problem, steps)
+    assume(len(points.candidate))
+    found = GeometricProgram(workers=1, check=None).relax(problem)
+    assert found.primal is not None
+    program = program_of(problem, points)
+    for row in found.elasticities:
+        if row.relaxed is None:
+            continue
+        constraint = "compute" if row.budget == "window_days" else row.budget
+        sign = -1.0 if row.budget == "min_tokens_per_parameter" else 1.0
+        of_row = np.array([name == constraint for name in program.names])
+        assert of_row.any()
+        assert row.relaxed * sign <= 0.0
+        for change in (log1p(step), log1p(-step)):
+            limits = program.limits + sign * change * of_row
+            other = minimise(dataclasses.replace(program, limits=limits), "clarabel")
+            if not other.status.startswith("optimal"):
+                continue  # nothing is left within the limits
+            line = found.primal + row.relaxed * found.primal * change
+            assert other.value >= line - 1e-6
+            same = moved(content, row.budget, row.value * exp(change))
+            listed = row.remarks and row.remarks[0].reason == "listed"
+            if same is None or listed:
+                continue
+            there = points_of(same, steps)
+            if np.array_equal(there.candidate, points.candidate):  # the envelope says the same
+                moved_program = program_of(same, there)
+                assert np.allclose(moved_program.limits, limits, rtol=0.0, atol=1e-6)
+                assert np.allclose(moved_program.rows, program.rows, rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.slow
+@FEW
+@given(small_envelopes())
+def test_exact_slopes_are_differences_of_exact_searches(content: dict[str, Any]) -> None:
+    def optimum(budget: str, value: float) -> float:
+        problem = moved(content, budget, value) if value > 0.0 else None
+        return inf if problem is None else exact_optimum(problem)
+
+    problem = Problem(parse_envelope(content))
+    now = exact_optimum(problem)
+    found = GeometricProgram(workers=1, check=None).relax(problem)
+    for row in found.elasticities:
+        if any(r.reason == "listed" for r in row.remarks):
+            assert (row.exact, row.exact_wide, row.one_more, row.one_less) == (None,) * 4
+            continue
+        changes = [(row.one_more, row.one), (row.one_less, -row.one)]
+        for change, one in changes:
+            if row.budget == "memory" and row.value + one > MEMORY_GB:
+                continue
+            then = optimum(row.budget, row.value + one)
+            assert (change is None) == (then == inf)
+            if change is not None:
+                assert change == pytest.approx(then - now, abs=1e-9)
+        if row.budget == "memory":
+            continue
+        for slope, step in ((row.exact, row.exact_step), (row.exact_wide, row.wide_step)):
+            below, above = (optimum(row.budget, row.value * (1.0 + s)) for s in (-step, step))
+            assert (slope is None) == (max(below, above) == inf)
+            if slope is not None:
+                expected = (log(above) - log(below)) / (log1p(step) - log1p(-step))
+                assert slope == pytest.approx(expected, abs=1e-9)
+        assert row.relaxed is not None
+        if row.exact is not None and abs(row.exact - row.relaxed) > 0.01:
+            far = abs(row.exact - row.relaxed) > 0.2 * max(abs(row.exact), abs(row.relaxed))
+            reasons = {r.reason for r in row.remarks}
+            assert not far or reasons & {"constraint", "point", "grid", "filter", "candidate"}
+
+
+def reasons(row: Any) -> list[str]:
+    return [remark.reason for remark in row.remarks]
+
+
+def test_a_cap_that_the_relaxed_point_alone_reaches_is_said_to_be_one() -> None:
+    best = Enumerate(workers=1).search(_tiny(), Limits()).incumbent
+    assert best is not None
+    cap = 1.001 * best.tokens
+    rule = {"kind": "saturate", "max_tokens": cap}
+    found = GeometricProgram(workers=1).relax(tiny_problem(tokens=rule))
+    window, tokens = elasticity(found, "window_days"), elasticity(found, "max_tokens")
+    assert window.exact < -0.05  # each number is right for its own optimum
+    assert tokens.exact == 0.0
+    assert tokens.relaxed < -0.001
+    assert reasons(tokens)[0] == "constraint"
+    assert "exact optimum are set by the window" in tokens.remarks[0].words
+    assert "relaxed point by max_tokens." in tokens.remarks[0].words
+    assert tokens.remarks[0].words in " ".join(str(found).split())
+    # over a wider step the cap does bind
+    assert tokens.exact_wide < -0.001
+
+
+def test_the_largest_listed_ratio_within_the_most_is_the_cap() -> None:
+    rule = {
+        "kind": "grid",
+        "max_tokens_per_parameter": 60.0,
+        "tokens_per_parameter": [10.0, 40.0, 90.0],
+    }
+    assert token_caps(tiny_problem(tokens=rule)) == {
+        "max_tokens_per_parameter": 40.0,
+        "min_tokens_per_parameter": 10.0,
+    }
+
+
+def test_a_listed_ratio_moves_the_exact_optimum_by_jumps() -> None:
+    rule = {"kind": "grid", "tokens_per_parameter": [20.0, 80.0]}
+    problem = tiny_problem(tokens=rule)
+    window = elasticity(GeometricProgram(workers=1).relax(problem), "window_days")
+    near = [exact_optimum(tiny_problem(tokens=rule, window_days=1.0 + s)) for s in (-1e-3, 1e-3)]
+    far = [exact_optimum(tiny_problem(tokens=rule, window_days=1.0 + s)) for s in (-0.1, 0.1)]
+    assert near[0] == near[1] == exact_optimum(problem)
+    assert far[1] < far[0]
+    assert window.exact == 0.0
+    assert window.exact_wide == pytest.approx(log(far[1] / far[0]) / log(1.1 / 0.9), rel=1e-9)
+    assert window.relaxed < -0.05
+    assert reasons(window)[0] == "grid"
+
+
+def test_the_only_listed_ratio_is_a_cap_and_no_least_ratio() -> None:
+    rule = {"kind": "grid", "tokens_per_parameter": [40.0]}
+    found = GeometricProgram(workers=1).relax(tiny_problem(tokens=rule))
+    more, less = (elasticity(found, f"{m}_tokens_per_parameter") for m in ("max", "min"))
+    assert more.relaxed < -0.01
+    assert less.relaxed == 0.0
+    assert reasons(more) == reasons(less) == ["listed"]
+
+
+def test_ratios_far_apart_leave_the_tokens_of_the_relaxed_point_free() -> None:
+    rule = {"kind": "grid", "tokens_per_parameter": [1.0, 1e6]}
+    problem = tiny_problem(tokens=rule, window_days=10.0)
+    points = points_of(problem, best_steps(problem))
+    program = program_of(problem, points)
+    answer = minimise(program, "clarabel")
+    assert answer.x[2] > points.x[:, 2].max() + 4.0
+    assert answer.x[2] < program.upper[2]
+    assert certified_bound(program, answer.x, answer.multipliers) == pytest.approx(
+        answer.value, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "name", "unit", "value", "more"),
+    [
+        (
+            {"cost": 9600.0, "price_per_gpu_hour": 50.0},
+            "budget.cost",
+            "cost",
+            9600.0,
+            {"cost": 10600.0, "price_per_gpu_hour": 50.0},
+        ),
+        (
+            {"energy_kwh": 2880.0, "watts_per_device": 15000.0},
+            "budget.energy_kwh",
+            "kWh",
+            2880.0,
+            {"energy_kwh": 3880.0, "watts_per_device": 15000.0},
+        ),
+    ],
+)
+def test_a_budget_has_a_price_in_its_own_unit(
+    budget: dict[str, Any], name: str, unit: str, value: float, more: dict[str, Any]
+) -> None:
+    content = {k: v for k, v in tiny().items() if k != "window_days"}
+    now = parse_envelope(content | {"budget": budget})
+    found = GeometricProgram(workers=1).relax(Problem(now))
+    row, day = elasticity(found, name), elasticity(found, "window_days")
+    assert (row.value, row.unit, row.one) == (value, unit, 1000.0)
+    assert (row.relaxed, row.exact_wide) == (day.relaxed, pytest.approx(day.exact_wide, rel=1e-9))
+    days_a_unit = now.window_days / value
+    assert row.relaxed_per_unit == pytest.approx(day.relaxed_per_unit * days_a_unit, rel=1e-12)
+    losses = [
+        solve(e, backend=Enumerate(workers=1)).bounds.primal
+        for e in (now, parse_envelope(content | {"budget": more}))
+    ]
+    assert losses[0] is not None
+    assert losses[1] is not None
+    assert row.one_more == pytest.approx(losses[1] - losses[0], rel=1e-9)
+    assert 1.0 < 1000.0 * row.relaxed_per_unit / row.one_more < 1.25  # it is convex
+    assert row.one_less > 0.0
+    assert name in str(found)
+    assert f"1000 {'kWh' if unit == 'kWh' else 'of cost'}" in " ".join(str(found).split())
 
 
 def test_exact_loss_is_the_optimum_under_changed_budgets() -> None:
@@ -447,6 +706,37 @@ def test_a_solver_that_lies_gives_no_better_bound(monkeypatch: pytest.MonkeyPatc
     assert found.lower_bound is not None
     assert relaxed_tiny().lower_bound is not None
     assert found.lower_bound < relaxed_tiny().lower_bound
+
+
+def test_solvers_that_agree_are_said_to() -> None:
+    seen = relaxed_tiny().agreements
+    assert [a.program for a in seen] == ["monomial", "hull"]
+    assert all(a.agree and a.solvers == ("clarabel", "scs") for a in seen)
+    assert "scs on the monomial program agree within 1e-06" in str(relaxed_tiny())
+    alone = GeometricProgram(workers=1, check=None).relax(tiny_problem())
+    assert alone.agreements == ()
+    failed = GeometricProgram(workers=1, solver="osqp", check="scs").relax(tiny_problem())
+    assert [a.agree for a in failed.agreements] == [None, None]
+    assert "cannot be compared" in str(failed)
+
+
+def test_a_second_solver_with_another_optimum_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = minimise
+
+    def liar(program: Any, solver: str) -> Any:
+        answer = honest(program, solver)
+        return answer._replace(value=answer.value + 3e-6) if solver == "scs" else answer
+
+    monkeypatch.setattr(gp, "minimise", liar)
+    found = GeometricProgram(workers=1).relax(tiny_problem())
+    first, hull = found.agreements
+    assert first.agree is False
+    assert hull.agree is True
+    assert first.difference == pytest.approx(3e-6, abs=1e-7)
+    assert first.tolerance < first.difference
+    page = " ".join(str(found).split())
+    assert "clarabel and scs on the monomial program DIFFER by 3.0" in page
+    assert found.lower_bound == pytest.approx(relaxed_tiny().lower_bound, abs=1e-9)
 
 
 @pytest.mark.parametrize(
