@@ -236,8 +236,8 @@ def test_no_random_envelope_has_a_better_optimum_than_its_bounds(
     assert (exact.status is RelaxationStatus.INFEASIBLE) == (optimum == inf)
     if exact.lower_bound is not None:
         assert exact.lower_bound <= optimum
-        assert exact.lower_bound >= optimum - 0.5 * optimum
         assert exact.primal is not None
+        assert exact.lower_bound >= exact.primal * (1.0 - 1e-3)  # strong duality
         assert exact.lower_bound <= exact.primal <= optimum * (1.0 + 1e-6)
         parts = exact.split
         assert parts is not None
@@ -251,8 +251,8 @@ def test_no_random_envelope_has_a_better_optimum_than_its_bounds(
     floors, best = floor_steps(problem, Limits(), 1, None).now, best_steps(problem)
     assert np.all(floors <= best)  # whoever has no block has no layout
     assert np.all(floors >= peak_steps(problem))
-    if exact.lower_bound is not None:
-        assert crude.dual_bound <= exact.lower_bound + 0.3 * optimum
+    peak = min(problem.optimistic_loss(i) for i in range(len(problem.architectures)))
+    assert crude.dual_bound >= peak
 
 
 def test_more_pieces_close_the_part_of_the_envelope() -> None:
