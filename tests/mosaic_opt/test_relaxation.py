@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from functools import cache
-from math import exp, inf, log, log1p
+from math import inf
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lawfit import CHINCHILLA_EPOCH, MOSAIC_TABLE2, ScalingLaw
-from mosaic_opt.backends import gp
 from mosaic_opt.backends.base import Limits, Termination
-from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.backends.gp import GeometricProgram, minimise, relax
 from mosaic_opt.envelope import parse_envelope
-from mosaic_opt.errors import EnvelopeError, MosaicError
+from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.relaxation import (
     MARGIN,
@@ -31,42 +27,22 @@ from mosaic_opt.relaxation import (
     points_of,
     program_of,
     terms_of,
-    token_caps,
     without_opposites,
 )
 from mosaic_opt.relaxation_result import Relaxation, RelaxationStatus
-from mosaic_opt.relaxation_steps import GB, floor_steps, peak_steps, steps_of_mfu
-from mosaic_opt.sensitivity import exact_loss
+from mosaic_opt.relaxation_steps import floor_steps, peak_steps, steps_of_mfu
 from mosaic_opt.solver import solve
 
-from .strategies import small_envelopes, tiny, tiny_envelope, tiny_ladder, tiny_problem
-
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=200, deadline=None)
-
-
-MEMORY_GB = tiny_envelope().cluster.device_memory_bytes / GB
-
-
-def exact_optimum(problem: Problem) -> float:
-    best = Enumerate(workers=1).search(problem, Limits()).incumbent
-    return inf if best is None else best.loss
-
-
-def best_steps(problem: Problem) -> np.ndarray:
-    cap = problem.envelope.memory_cap_bytes
-    n = len(problem.architectures)
-    return np.array([problem.least_steps(i, (cap,))[0] for i in range(n)])
-
-
-@cache
-def relaxed_tiny() -> Relaxation:
-    return GeometricProgram(workers=1).relax(tiny_problem())
-
-
-def elasticity(found: Relaxation, budget: str) -> Any:
-    return next(e for e in found.elasticities if e.budget == budget)
-
+from .relaxations import (
+    FEW,
+    MANY,
+    best_steps,
+    exact_optimum,
+    relaxed_tiny,
+    small_problem,
+    small_steps,
+)
+from .strategies import small_envelopes, tiny_envelope, tiny_ladder, tiny_problem
 
 # ---------------------------------------------------------------- monomials above data
 
@@ -151,8 +127,8 @@ def test_every_candidate_is_a_point_of_the_program() -> None:
 @MANY
 @given(st.integers(0, 2**32 - 1), st.floats(0.0, 3.0))
 def test_the_checked_bound_holds_for_any_point_and_multipliers(seed: int, scale: float) -> None:
-    problem = _tiny()
-    points = points_of(problem, _tiny_steps())
+    problem = small_problem()
+    points = points_of(problem, small_steps())
     program = program_of(problem, points)
     rng = np.random.default_rng(seed)
     x = points.x.mean(axis=0) + scale * rng.normal(size=4)
@@ -163,8 +139,8 @@ def test_the_checked_bound_holds_for_any_point_and_multipliers(seed: int, scale:
 
 
 def test_the_checked_bound_is_lost_with_wrong_multipliers_and_never_wrong() -> None:
-    problem = _tiny()
-    program = program_of(problem, points_of(problem, _tiny_steps()))
+    problem = small_problem()
+    program = program_of(problem, points_of(problem, small_steps()))
     answer = minimise(program, "clarabel")
     good = certified_bound(program, answer.x, answer.multipliers)
     assert good == pytest.approx(answer.value, abs=1e-6)
@@ -175,8 +151,8 @@ def test_the_checked_bound_is_lost_with_wrong_multipliers_and_never_wrong() -> N
 
 
 def test_the_margin_is_taken_off() -> None:
-    problem = _tiny()
-    points = points_of(problem, _tiny_steps())
+    problem = small_problem()
+    points = points_of(problem, small_steps())
     alone = points.x[:1]
     terms = terms_of(problem.envelope.law)
     value = terms.values(alone[0]).sum()
@@ -201,16 +177,6 @@ def test_opposite_rows_share_no_price(multipliers: list[float], seed: int) -> No
     assert kept @ rows == pytest.approx(y @ rows, abs=1e-12)
     bound = certified_bound(program, x, y)
     assert certified_bound(program, x, kept) >= bound - 1e-9 * (1.0 + abs(bound))
-
-
-@cache
-def _tiny() -> Problem:
-    return tiny_problem()
-
-
-@cache
-def _tiny_steps() -> np.ndarray:
-    return best_steps(_tiny())
 
 
 # ---------------------------------------------------------------- bounds
@@ -280,8 +246,8 @@ def test_a_better_bound_of_mfu_can_be_plugged_in() -> None:
     envelope = problem.envelope
     active = np.array([problem.n_active(i) for i in range(len(problem.architectures))])
     peak = envelope.cluster.n_devices * envelope.cluster.peak_flops
-    mfu = 6.0 * active * envelope.batch.tokens / (_tiny_steps() * peak)
-    assert steps_of_mfu(problem, mfu) == pytest.approx(_tiny_steps(), rel=1e-12)
+    mfu = 6.0 * active * envelope.batch.tokens / (small_steps() * peak)
+    assert steps_of_mfu(problem, mfu) == pytest.approx(small_steps(), rel=1e-12)
     backend = GeometricProgram(workers=1)
     same = backend.relax(problem, mfu=mfu)
     assert same.mfu == "given"
@@ -338,419 +304,6 @@ def test_goodput_that_differs_between_candidates_is_part_of_the_envelope() -> No
     found = GeometricProgram(workers=1).relax(problem)
     assert found.lower_bound is not None
     assert found.lower_bound <= exact_optimum(problem)
-
-
-# ---------------------------------------------------------------- what budgets are worth
-
-
-def test_the_worth_of_a_day_is_the_slope_of_the_relaxed_optimum() -> None:
-    days, step = 1.0, 1e-3
-    losses = [
-        GeometricProgram(workers=1).relax(tiny_problem(window_days=days * f)).primal
-        for f in (1.0 - step, 1.0 + step)
-    ]
-    slope = log(losses[1] / losses[0]) / log((1.0 + step) / (1.0 - step))
-    day = elasticity(relaxed_tiny(), "window_days")
-    assert day.relaxed == pytest.approx(slope, rel=1e-3)
-    assert day.relaxed_per_unit == pytest.approx(slope * relaxed_tiny().primal / days, rel=1e-3)
-
-
-def test_the_worth_of_a_day_is_near_that_of_the_exact_optimum() -> None:
-    day = elasticity(relaxed_tiny(), "window_days")
-    step = 1e-3
-    losses = [exact_optimum(tiny_problem(window_days=1.0 + s)) for s in (-step, step)]
-    slope = log(losses[1] / losses[0]) / log((1.0 + step) / (1.0 - step))
-    assert day.exact == pytest.approx(slope, rel=1e-3)
-    assert day.relaxed == pytest.approx(slope, rel=0.1)
-    more = exact_optimum(tiny_problem(window_days=2.0)) - exact_optimum(tiny_problem())
-    assert day.one_more == pytest.approx(more, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_tokens", 2e9), ("max_tokens_per_parameter", 8.0), ("min_tokens_per_parameter", 60.0)],
-)
-def test_the_worth_of_a_cap_is_that_of_the_exact_optimum(name: str, value: float) -> None:
-    ladder = tiny_ladder(q=[2], n_experts=[8], top_k=[2], expert_split=[2])
-    rule = {"kind": "saturate", name: value}
-    if name == "min_tokens_per_parameter":  # one that a single model only just meets is no price
-        ladder = tiny_ladder()
-    problem = tiny_problem(candidates=ladder, tokens=rule)
-    found = GeometricProgram(workers=1).relax(problem)
-    worth = elasticity(found, name)
-    assert worth.exact is not None
-    if name == "min_tokens_per_parameter":
-        assert worth.relaxed >= 0.0
-        return
-    assert worth.relaxed < -1e-3
-    assert worth.relaxed == pytest.approx(worth.exact, rel=1e-4)
-    assert elasticity(found, "window_days").relaxed == pytest.approx(0.0, abs=1e-6)
-    step = 1e-3
-    losses = [
-        exact_optimum(tiny_problem(candidates=ladder, tokens={"kind": "saturate", name: value * f}))
-        for f in (1.0 - step, 1.0 + step)
-    ]
-    slope = log(losses[1] / losses[0]) / log((1.0 + step) / (1.0 - step))
-    assert worth.exact == pytest.approx(slope, rel=1e-3)
-
-
-def test_the_worth_of_a_gigabyte_is_the_difference_of_two_searches() -> None:
-    fraction = 0.028
-    problem = tiny_problem(memory_fraction=fraction)
-    device = problem.envelope.cluster.device_memory_bytes
-    found = elasticity(GeometricProgram(workers=1).relax(problem), "memory")
-    now, more, less = (
-        exact_optimum(tiny_problem(memory_fraction=fraction + s * GB / device)) for s in (0, 1, -1)
-    )
-    assert more < now < less
-    assert found.one_more == pytest.approx(more - now, rel=1e-6)
-    assert found.one_less == pytest.approx(less - now, rel=1e-6)
-    assert found.value == pytest.approx(fraction * device / GB)
-
-
-def moved(content: dict[str, Any], budget: str, value: float) -> Problem | None:
-    """Return a problem with another budget; None for a rule that no candidate could meet."""
-    if budget == "window_days":
-        changes: dict[str, Any] = {"window_days": value}
-    elif budget == "memory":
-        device = parse_envelope(content).cluster.device_memory_bytes
-        changes = {"memory_fraction": value * GB / device}
-    else:
-        changes = {"tokens": content["tokens"] | {budget: value}}
-    try:
-        return Problem(parse_envelope(content | changes))
-    except EnvelopeError:
-        return None
-
-
-@pytest.mark.slow
-@FEW
-@given(small_envelopes(), st.sampled_from([1e-4, 1e-2, 0.3]))
-def test_multipliers_are_slopes_of_the_relaxed_optimum(
-    content: dict[str, Any], step: float
-) -> None:
-    """Its optimum is convex in the logarithms of the limits, so a slope lies below to both sides.
-
-    Of the program with the same candidates: it is convex, and has no jumps.
-    """
-    problem = Problem(parse_envelope(content))
-    steps = best_steps(problem)
-    points = points_of(problem, steps)
-    assume(len(points.candidate))
-    found = GeometricProgram(workers=1, check=None).relax(problem)
-    assert found.primal is not None
-    program = program_of(problem, points)
-    for row in found.elasticities:
-        if row.relaxed is None:
-            continue
-        constraint = "compute" if row.budget == "window_days" else row.budget
-        sign = -1.0 if row.budget == "min_tokens_per_parameter" else 1.0
-        of_row = np.array([name == constraint for name in program.names])
-        assert of_row.any()
-        assert row.relaxed * sign <= 0.0
-        for change in (log1p(step), log1p(-step)):
-            limits = program.limits + sign * change * of_row
-            other = minimise(dataclasses.replace(program, limits=limits), "clarabel")
-            if not other.status.startswith("optimal"):
-                continue  # nothing is left within the limits
-            line = found.primal + row.relaxed * found.primal * change
-            assert other.value >= line - 1e-6
-            same = moved(content, row.budget, row.value * exp(change))
-            listed = row.remarks and row.remarks[0].reason == "listed"
-            if same is None or listed:
-                continue
-            there = points_of(same, steps)
-            if np.array_equal(there.candidate, points.candidate):  # the envelope says the same
-                moved_program = program_of(same, there)
-                assert np.allclose(moved_program.limits, limits, rtol=0.0, atol=1e-6)
-                assert np.allclose(moved_program.rows, program.rows, rtol=0.0, atol=1e-6)
-
-
-@pytest.mark.slow
-@FEW
-@given(small_envelopes())
-def test_exact_slopes_are_differences_of_exact_searches(content: dict[str, Any]) -> None:
-    def optimum(budget: str, value: float) -> float:
-        problem = moved(content, budget, value) if value > 0.0 else None
-        return inf if problem is None else exact_optimum(problem)
-
-    problem = Problem(parse_envelope(content))
-    now = exact_optimum(problem)
-    found = GeometricProgram(workers=1, check=None).relax(problem)
-    for row in found.elasticities:
-        if any(r.reason == "listed" for r in row.remarks):
-            assert (row.exact, row.exact_wide, row.one_more, row.one_less) == (None,) * 4
-            continue
-        changes = [(row.one_more, row.one), (row.one_less, -row.one)]
-        for change, one in changes:
-            if row.budget == "memory" and row.value + one > MEMORY_GB:
-                continue
-            then = optimum(row.budget, row.value + one)
-            assert (change is None) == (then == inf)
-            if change is not None:
-                assert change == pytest.approx(then - now, abs=1e-9)
-        if row.budget == "memory":
-            continue
-        for slope, step in ((row.exact, row.exact_step), (row.exact_wide, row.wide_step)):
-            below, above = (optimum(row.budget, row.value * (1.0 + s)) for s in (-step, step))
-            assert (slope is None) == (max(below, above) == inf)
-            if slope is not None:
-                expected = (log(above) - log(below)) / (log1p(step) - log1p(-step))
-                assert slope == pytest.approx(expected, abs=1e-9)
-        assert row.relaxed is not None
-        if row.exact is not None and abs(row.exact - row.relaxed) > 0.01:
-            far = abs(row.exact - row.relaxed) > 0.2 * max(abs(row.exact), abs(row.relaxed))
-            reasons = {r.reason for r in row.remarks}
-            assert not far or reasons & {"constraint", "point", "grid", "filter", "candidate"}
-
-
-def reasons(row: Any) -> list[str]:
-    return [remark.reason for remark in row.remarks]
-
-
-def test_a_cap_that_the_relaxed_point_alone_reaches_is_said_to_be_one() -> None:
-    best = Enumerate(workers=1).search(_tiny(), Limits()).incumbent
-    assert best is not None
-    cap = 1.001 * best.tokens
-    rule = {"kind": "saturate", "max_tokens": cap}
-    found = GeometricProgram(workers=1).relax(tiny_problem(tokens=rule))
-    window, tokens = elasticity(found, "window_days"), elasticity(found, "max_tokens")
-    assert window.exact < -0.05  # each number is right for its own optimum
-    assert tokens.exact == 0.0
-    assert tokens.relaxed < -0.001
-    assert reasons(tokens)[0] == "constraint"
-    assert "exact optimum are set by the window" in tokens.remarks[0].words
-    assert "relaxed point by max_tokens." in tokens.remarks[0].words
-    assert tokens.remarks[0].words in " ".join(str(found).split())
-    # over a wider step the cap does bind
-    assert tokens.exact_wide < -0.001
-
-
-def test_the_largest_listed_ratio_within_the_most_is_the_cap() -> None:
-    rule = {
-        "kind": "grid",
-        "max_tokens_per_parameter": 60.0,
-        "tokens_per_parameter": [10.0, 40.0, 90.0],
-    }
-    assert token_caps(tiny_problem(tokens=rule)) == {
-        "max_tokens_per_parameter": 40.0,
-        "min_tokens_per_parameter": 10.0,
-    }
-
-
-def test_a_listed_ratio_moves_the_exact_optimum_by_jumps() -> None:
-    rule = {"kind": "grid", "tokens_per_parameter": [20.0, 80.0]}
-    problem = tiny_problem(tokens=rule)
-    window = elasticity(GeometricProgram(workers=1).relax(problem), "window_days")
-    near = [exact_optimum(tiny_problem(tokens=rule, window_days=1.0 + s)) for s in (-1e-3, 1e-3)]
-    far = [exact_optimum(tiny_problem(tokens=rule, window_days=1.0 + s)) for s in (-0.1, 0.1)]
-    assert near[0] == near[1] == exact_optimum(problem)
-    assert far[1] < far[0]
-    assert window.exact == 0.0
-    assert window.exact_wide == pytest.approx(log(far[1] / far[0]) / log(1.1 / 0.9), rel=1e-9)
-    assert window.relaxed < -0.05
-    assert reasons(window)[0] == "grid"
-
-
-def test_the_only_listed_ratio_is_a_cap_and_no_least_ratio() -> None:
-    rule = {"kind": "grid", "tokens_per_parameter": [40.0]}
-    found = GeometricProgram(workers=1).relax(tiny_problem(tokens=rule))
-    more, less = (elasticity(found, f"{m}_tokens_per_parameter") for m in ("max", "min"))
-    assert more.relaxed < -0.01
-    assert less.relaxed == 0.0
-    assert reasons(more) == reasons(less) == ["listed"]
-
-
-def test_ratios_far_apart_leave_the_tokens_of_the_relaxed_point_free() -> None:
-    rule = {"kind": "grid", "tokens_per_parameter": [1.0, 1e6]}
-    problem = tiny_problem(tokens=rule, window_days=10.0)
-    points = points_of(problem, best_steps(problem))
-    program = program_of(problem, points)
-    answer = minimise(program, "clarabel")
-    assert answer.x[2] > points.x[:, 2].max() + 4.0
-    assert answer.x[2] < program.upper[2]
-    assert certified_bound(program, answer.x, answer.multipliers) == pytest.approx(
-        answer.value, abs=1e-6
-    )
-
-
-@pytest.mark.parametrize(
-    ("budget", "name", "unit", "value", "more"),
-    [
-        (
-            {"cost": 9600.0, "price_per_gpu_hour": 50.0},
-            "budget.cost",
-            "cost",
-            9600.0,
-            {"cost": 10600.0, "price_per_gpu_hour": 50.0},
-        ),
-        (
-            {"energy_kwh": 2880.0, "watts_per_device": 15000.0},
-            "budget.energy_kwh",
-            "kWh",
-            2880.0,
-            {"energy_kwh": 3880.0, "watts_per_device": 15000.0},
-        ),
-    ],
-)
-def test_a_budget_has_a_price_in_its_own_unit(
-    budget: dict[str, Any], name: str, unit: str, value: float, more: dict[str, Any]
-) -> None:
-    content = {k: v for k, v in tiny().items() if k != "window_days"}
-    now = parse_envelope(content | {"budget": budget})
-    found = GeometricProgram(workers=1).relax(Problem(now))
-    row, day = elasticity(found, name), elasticity(found, "window_days")
-    assert (row.value, row.unit, row.one) == (value, unit, 1000.0)
-    assert (row.relaxed, row.exact_wide) == (day.relaxed, pytest.approx(day.exact_wide, rel=1e-9))
-    days_a_unit = now.window_days / value
-    assert row.relaxed_per_unit == pytest.approx(day.relaxed_per_unit * days_a_unit, rel=1e-12)
-    losses = [
-        solve(e, backend=Enumerate(workers=1)).bounds.primal
-        for e in (now, parse_envelope(content | {"budget": more}))
-    ]
-    assert losses[0] is not None
-    assert losses[1] is not None
-    assert row.one_more == pytest.approx(losses[1] - losses[0], rel=1e-9)
-    assert 1.0 < 1000.0 * row.relaxed_per_unit / row.one_more < 1.25  # it is convex
-    assert row.one_less > 0.0
-    assert name in str(found)
-    assert f"1000 {'kWh' if unit == 'kWh' else 'of cost'}" in " ".join(str(found).split())
-
-
-def test_exact_loss_is_the_optimum_under_changed_budgets() -> None:
-    problem, steps = _tiny(), _tiny_steps()
-    for days in (0.3, 4.0):
-        expected = exact_optimum(tiny_problem(window_days=days))
-        assert exact_loss(problem, steps, {"window_days": days}) == pytest.approx(
-            expected, rel=1e-12
-        )
-    assert exact_loss(problem, steps, {"min_tokens_per_parameter": 1e9}) == inf
-    assert problem.envelope.window_days == 1.0
-
-
-# ---------------------------------------------------------------- solvers
-
-
-@pytest.mark.parametrize("solver", ["clarabel", "scs"])
-def test_report_83_the_compute_optimum_of_a_dense_law_is_its_closed_form(solver: str) -> None:
-    law, compute = CHINCHILLA_EPOCH, 5.76e23
-    dense = [[0.0, 1.0, 0.0, 0.0], [0.0, -1.0, 0.0, 0.0]]  # 1 - S = 1
-    program = Program(
-        terms_of(law),
-        ("compute", "dense", "dense"),
-        np.array([[1.0, 1.0, 1.0, 0.0], *dense]),  # 6 N_act D <= C
-        np.array([log(compute / 6.0), 0.0, 0.0]),
-        np.array([log(1e8), 0.0, log(1e8), 0.0]),
-        np.array([log(1e13), 0.0, log(1e15), 0.0]),
-    )
-    power = 1.0 / (law.alpha + law.beta)
-    n = (law.alpha * law.a / (law.beta * law.b)) ** power * (compute / 6.0) ** (law.beta * power)
-    loss = law.loss(n_total=n, n_active=n, tokens=compute / 6.0 / n, expert_split=1.0)
-    assert n == pytest.approx(7.22487e10, rel=1e-5)
-    answer = minimise(program, solver)
-    # where the loss is flat the point has half of its digits; the value has all
-    assert np.exp(answer.x[0] + answer.x[1]) == pytest.approx(n, rel=1e-4)
-    assert answer.value == pytest.approx(loss, rel=1e-8)
-    bound = certified_bound(program, answer.x, answer.multipliers)
-    assert loss * (1.0 - 2e-6) < bound <= loss * (1.0 + 1e-12)
-    slope = -answer.multipliers[0]  # d L / d log C, by the envelope theorem
-    assert slope == pytest.approx(-law.beta * law.b * (compute / 6.0 / n) ** -law.beta, rel=1e-5)
-
-
-def test_two_solvers_agree() -> None:
-    runs = [run for run in relaxed_tiny().solvers if run.program == "monomial"]
-    assert [run.solver for run in runs] == ["clarabel", "scs"]
-    assert all(run.status == "optimal" for run in runs)
-    assert runs[0].bound == pytest.approx(runs[1].bound, abs=1e-6)
-    assert relaxed_tiny().lower_bound == max(run.bound for run in runs)
-
-
-def test_any_installed_solver_by_name_in_any_case() -> None:
-    found = GeometricProgram(workers=1, solver="SCS", check=None).relax(tiny_problem())
-    assert found.lower_bound == pytest.approx(relaxed_tiny().lower_bound, abs=1e-6)
-    assert {run.solver for run in found.solvers} == {"scs"}
-
-
-def test_an_unknown_solver_lists_those_that_there_are() -> None:
-    with pytest.raises(MosaicError, match=r"no solver 'simplex' here; cvxpy finds .*clarabel"):
-        GeometricProgram(solver="simplex").relax(tiny_problem())
-
-
-def test_a_solver_without_exponential_cones_is_a_status_with_its_words() -> None:
-    problem = tiny_problem()
-    found = GeometricProgram(workers=1, solver="osqp", check=None).relax(problem)
-    assert found.status is RelaxationStatus.FAILED
-    assert found.lower_bound is None
-    assert "osqp: error" in found.words
-    assert all(run.words for run in found.solvers)
-    json.loads(found.to_json())
-    report = GeometricProgram(workers=1, solver="osqp", check=None).search(problem, Limits())
-    crude = min(problem.optimistic_loss(i) for i in range(len(problem.architectures)))
-    assert report.dual_bound == pytest.approx(crude)
-
-
-def test_the_second_solver_stands_in_for_one_that_failed() -> None:
-    found = GeometricProgram(workers=1, solver="osqp", check="scs").relax(tiny_problem())
-    assert found.status is RelaxationStatus.BOUND
-    assert found.lower_bound == pytest.approx(relaxed_tiny().lower_bound, abs=1e-6)
-
-
-def test_a_solver_that_lies_gives_no_better_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = minimise
-
-    def liar(program: Any, solver: str) -> Any:
-        answer = honest(program, solver)
-        return answer._replace(value=9.9, multipliers=3.0 * answer.multipliers, x=answer.x + 0.5)
-
-    monkeypatch.setattr(gp, "minimise", liar)
-    found = GeometricProgram(workers=1).relax(tiny_problem())
-    assert found.lower_bound is not None
-    assert relaxed_tiny().lower_bound is not None
-    assert found.lower_bound < relaxed_tiny().lower_bound
-
-
-def test_solvers_that_agree_are_said_to() -> None:
-    seen = relaxed_tiny().agreements
-    assert [a.program for a in seen] == ["monomial", "hull"]
-    assert all(a.agree and a.solvers == ("clarabel", "scs") for a in seen)
-    assert "scs on the monomial program agree within 1e-06" in str(relaxed_tiny())
-    alone = GeometricProgram(workers=1, check=None).relax(tiny_problem())
-    assert alone.agreements == ()
-    failed = GeometricProgram(workers=1, solver="osqp", check="scs").relax(tiny_problem())
-    assert [a.agree for a in failed.agreements] == [None, None]
-    assert "cannot be compared" in str(failed)
-
-
-def test_a_second_solver_with_another_optimum_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = minimise
-
-    def liar(program: Any, solver: str) -> Any:
-        answer = honest(program, solver)
-        return answer._replace(value=answer.value + 3e-6) if solver == "scs" else answer
-
-    monkeypatch.setattr(gp, "minimise", liar)
-    found = GeometricProgram(workers=1).relax(tiny_problem())
-    first, hull = found.agreements
-    assert first.agree is False
-    assert hull.agree is True
-    assert first.difference == pytest.approx(3e-6, abs=1e-7)
-    assert first.tolerance < first.difference
-    page = " ".join(str(found).split())
-    assert "clarabel and scs on the monomial program DIFFER by 3.0" in page
-    assert found.lower_bound == pytest.approx(relaxed_tiny().lower_bound, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"workers": 0}, "workers=0 must be at least 1"),
-        ({"pieces": 0}, "pieces=0 must be at least 1"),
-        ({"mfu": "guess"}, "mfu='guess' must be exact or bound"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(MosaicError, match=sentence):
-        GeometricProgram(**options)
 
 
 # ---------------------------------------------------------------- as a backend, and its page
