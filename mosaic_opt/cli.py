@@ -134,7 +134,7 @@ def relax(
     solver: Annotated[str, typer.Option(help="A conic solver that cvxpy finds.")] = "clarabel",
     check: Annotated[str, typer.Option(help="A second one, or none.")] = "scs",
     mfu: Annotated[
-        str, typer.Option(help="exact: of the best layouts; bound: the device's peak.")
+        str, typer.Option(help="exact: of the best layouts; bound: bounds of blocks.")
     ] = "exact",
     pieces: Annotated[int, typer.Option(help="Monomials in the envelope of MFU.")] = 1,
     workers: Workers = None,

@@ -35,7 +35,7 @@ STEEPEST = 10.0
 """Largest exponent of a fitted monomial [-]; it keeps the linear programs bounded."""
 
 LOOSE = 4.0
-"""How far the box of log D lies beyond the tokens of the candidates; it must never bind."""
+"""How far the box of log D lies beyond what candidates have, or may have; it must never bind."""
 
 N, U, D, G = range(4)  # log N_tot, log(1-S), log D, log G
 
@@ -121,39 +121,6 @@ def terms_of(law: ScalingLaw) -> Terms:
             )
             kept.append((log(term.coefficient), powers))
     return Terms(np.array([c for c, _ in kept]), np.array([p for _, p in kept], dtype=np.float64))
-
-
-def peak_steps(problem: Problem) -> Array:
-    """Return every candidate's :meth:`Problem.peak_step_s`, shape (candidates,)."""
-    return np.array([problem.peak_step_s(i) for i in range(len(problem.architectures))])
-
-
-def steps_of_mfu(problem: Problem, mfu: Array) -> Array:
-    """Return the step times of MFU values of ``6 N_act``, N as the envelope counts it [s].
-
-    Raises
-    ------
-    MosaicError
-        Another number of values than candidates, or one that is below 0 or not finite.
-    """
-    values = np.asarray(mfu, dtype=np.float64)
-    n = len(problem.architectures)
-    if values.shape != (n,):
-        raise MosaicError(
-            f"mfu has the shape {values.shape}, and must have one value for each of "
-            f"the {n} candidates."
-        )
-    fine = (values >= 0.0) & np.isfinite(values)
-    if not fine.all():
-        raise MosaicError(
-            f"mfu={values[~fine][0]:g} must be at least 0 and finite; 0 says that there is no "
-            "layout."
-        )
-    envelope = problem.envelope
-    peak = envelope.cluster.n_devices * envelope.cluster.peak_flops
-    active = np.array([float(problem.n_active(i)) for i in range(n)])
-    with np.errstate(divide="ignore"):
-        return np.asarray(6.0 * active * envelope.batch.tokens / (values * peak))
 
 
 def points_of(problem: Problem, step_s: Array) -> Points:
@@ -253,7 +220,8 @@ def compute_row(problem: Problem, points: Points, at: Array | None = None) -> tu
     """Return the row and limit of ``6 N_act D tau <= C_peak``, and so ``1/tau`` as a monomial.
 
     ``1/tau`` is at least MFU* eta_good on every point; goodput that differs between candidates is
-    part of it.
+    part of it. Several such rows are the one constraint in which tau is the maximum of their
+    monomials, a generalised posynomial: ``max_k f_k <= C`` is ``f_k <= C`` for every k.
     """
     axes = [N, U, G]
     above = monomial_above(
@@ -270,11 +238,9 @@ def token_caps(problem: Problem) -> dict[str, float]:
     Under ``grid`` the largest and the least listed ratio that the rule admits are caps.
     """
     rule = problem.envelope.tokens
-    listed = rule.tokens_per_parameter
-    most = min(
-        (r for r in (rule.max_tokens_per_parameter, max(listed, default=None)) if r is not None),
-        default=None,
-    )
+    most = rule.max_tokens_per_parameter
+    if rule.kind == "grid":
+        most = max(r for r in rule.tokens_per_parameter if r <= (most or inf))
     caps = {
         "max_tokens": rule.max_tokens,
         "max_tokens_per_parameter": most,
@@ -283,9 +249,11 @@ def token_caps(problem: Problem) -> dict[str, float]:
     return {name: value for name, value in caps.items() if value is not None}
 
 
+_MOST_PER_PARAMETER = "max_tokens_per_parameter"
+
 _CAP_ROWS = {
     "max_tokens": (1.0, np.array([0.0, 0.0, 1.0, 0.0])),
-    "max_tokens_per_parameter": (1.0, np.array([-1.0, -1.0, 1.0, 0.0])),
+    _MOST_PER_PARAMETER: (1.0, np.array([-1.0, -1.0, 1.0, 0.0])),
     "min_tokens_per_parameter": (-1.0, np.array([1.0, 1.0, -1.0, 0.0])),
 }
 
@@ -302,12 +270,16 @@ def program_of(problem: Problem, points: Points) -> Program:
     slack = MARGIN * 100.0  # of logarithms of up to 100
     row, limit = compute_row(problem, points)
     named = [("compute", row, limit)]
-    for name, cap in token_caps(problem).items():
+    caps = token_caps(problem)
+    for name, cap in caps.items():
         sign, direction = _CAP_ROWS[name]
         named.append((name, direction, sign * log(cap)))
     named += _cuts(points.x)
     lower, upper = points.x.min(axis=0), points.x.max(axis=0)
-    lower[D], upper[D] = lower[D] - LOOSE, upper[D] + LOOSE
+    # under a grid a candidate may have far fewer tokens than the program allows it
+    most = [points.available.max(), log(caps.get("max_tokens", inf))]
+    most.append((points.x[:, N] + points.x[:, U]).max() + log(caps.get(_MOST_PER_PARAMETER, inf)))
+    lower[D], upper[D] = lower[D] - LOOSE, min(most) + LOOSE
     for axis, name in ((N, "N_tot"), (U, "1-S"), (G, "G")):
         unit = np.eye(4)[axis]
         named.append((f"box: {name} at most", unit, upper[axis]))
@@ -320,6 +292,23 @@ def program_of(problem: Problem, points: Points) -> Program:
         lower - slack,
         upper + slack,
     )
+
+
+def without_opposites(program: Program, multipliers: Array) -> Array:
+    """Take off what the multipliers of two opposite rows have in common.
+
+    Of ``a x <= b`` and ``-a x <= c`` with ``b + c >= 0`` an equal part t of both adds
+    ``-t (b + c)``, which is never above 0, to the bound. Where both bind (one listed ratio is the
+    largest and the least) t is arbitrary; without it each multiplier is the price of its own row.
+    """
+    kept = multipliers.copy()
+    for i in range(len(kept)):
+        for j in range(i + 1, len(kept)):
+            common = min(kept[i], kept[j])
+            if common > 0.0 and np.array_equal(program.rows[i], -program.rows[j]):
+                kept[i] -= common
+                kept[j] -= common
+    return kept
 
 
 # ---------------------------------------------------------------- bounds that trust no solver

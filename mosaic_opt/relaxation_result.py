@@ -51,6 +51,29 @@ class SolverRun(_Finite):
     bound: float | None
 
 
+class Agreement(_Finite):
+    """Whether two solvers report the same optimum of a program.
+
+    Attributes
+    ----------
+    program : {"monomial", "hull"}
+    solvers : tuple of str
+        The first one and its cross-check.
+    difference : float or None
+        Between the values that they report [nats/token]; None where one of them reports none.
+    tolerance : float
+        What it may be [nats/token].
+    agree : bool or None
+        None where there is nothing to compare.
+    """
+
+    program: Literal["monomial", "hull"]
+    solvers: tuple[str, str]
+    difference: float | None
+    tolerance: float
+    agree: bool | None
+
+
 class RelaxedPoint(_Finite):
     """Where the relaxed loss is least; it is no architecture of the space.
 
@@ -83,6 +106,29 @@ class UsefulShare(_Finite):
     mean_excess: float
 
 
+class Remark(_Finite):
+    """Why two numbers of a row differ, or are no derivatives; ``words`` is a sentence.
+
+    ==============  ==============================================================================
+    ``reason``
+    ==============  ==============================================================================
+    ``constraint``  other constraints hold the tokens of the exact optimum than the relaxed ones
+    ``point``       the same ones hold both, and the relaxed point lies elsewhere
+    ``grid``        the exact optimum has a listed ratio, which no small step moves
+    ``filter``      a least ratio rules candidates out: in the exact optimum it binds by jumps alone
+    ``candidate``   the small step of ``exact`` makes another candidate the optimum
+    ``jump``        one unit more, or less, makes another candidate the optimum
+    ``infeasible``  no candidate is feasible within the small step
+    ``listed``      the cap stands for a listed ratio and is no field that could be moved
+    ==============  ==============================================================================
+    """
+
+    reason: Literal[
+        "constraint", "point", "grid", "filter", "candidate", "jump", "infeasible", "listed"
+    ]
+    words: str
+
+
 class Elasticity(_Finite):
     """What one budget or cap is worth.
 
@@ -92,8 +138,8 @@ class Elasticity(_Finite):
         Its name in the envelope; "memory" is the memory of a device.
     value : float
         Its value, in ``unit``.
-    unit : {"day", "token", "token/parameter", "GB"}
-        GB is 1e9 bytes.
+    unit : {"day", "token", "token/parameter", "GB", "cost", "kWh"}
+        GB is 1e9 bytes; cost is in the currency of the budget's price.
     relaxed : float or None
         d log L / d log budget of the relaxation, from its multipliers [-]; None if it has no such
         row.
@@ -104,20 +150,31 @@ class Elasticity(_Finite):
         ``exact_step`` (relative; for memory over 1 GB, forward) [-].
     exact_step : float
         Relative step of the difference.
+    exact_wide, wide_step : float or None
+        The same over a wider step, which averages over jumps and kinks; None for memory.
+    one : float
+        What "one more" is, in ``unit``: one day, 1 % of a cap on tokens, one GB, 1000 of cost or
+        1000 kWh.
     one_more, one_less : float or None
-        Change of the exact optimum's loss with one unit more or less [nats/token]; for tokens, with
-        1 % more or less. None where nothing is then feasible, or MFU* is not exact.
+        Change of the exact optimum's loss with that much more or less [nats/token]. None where
+        nothing is then feasible, or MFU* is not exact.
+    remarks : tuple of Remark
+        Why ``relaxed`` and ``exact`` differ by more than a fifth, and what else there is to know.
     """
 
     budget: str
     value: float
-    unit: Literal["day", "token", "token/parameter", "GB"]
+    unit: Literal["day", "token", "token/parameter", "GB", "cost", "kWh"]
     relaxed: float | None
     relaxed_per_unit: float | None
     exact: float | None
     exact_step: float
+    exact_wide: float | None
+    wide_step: float | None
+    one: float
     one_more: float | None
     one_less: float | None
+    remarks: tuple[Remark, ...]
     source: Source = Source.FITTED
 
 
@@ -144,8 +201,8 @@ class Relaxation(_Finite):
     words : str
         One sentence for a reader.
     mfu : {"exact", "bound", "given"}
-        Whether MFU* is that of the best layouts, the device's peak, or was given. "partial" if the
-        search for best layouts was cut short, with the peak for the rest.
+        Whether MFU* is that of the best layouts, a bound of the blocks of layouts, or was given.
+        "partial" if that search was cut short, with the device's peak for the rest.
     candidates, points : int
         Candidates of the envelope, and those not known to be infeasible.
     lower_bound : float or None
@@ -162,6 +219,8 @@ class Relaxation(_Finite):
     split : GapSplit or None
         None where MFU* is not exact, or nothing is feasible.
     solvers : tuple of SolverRun
+    agreements : tuple of Agreement
+        Of the two solvers on each program; empty without a second one.
     source : Source
         What the loss rests on.
     """
@@ -181,6 +240,7 @@ class Relaxation(_Finite):
     elasticities: tuple[Elasticity, ...]
     split: GapSplit | None
     solvers: tuple[SolverRun, ...]
+    agreements: tuple[Agreement, ...]
     source: Source = Source.FITTED
 
     def to_json(self, *, indent: int | None = 2) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _MFU = {
     "exact": "MFU of the best layout of each candidate",
-    "partial": "MFU of the best layouts as far as the search came, the device's peak for the rest",
-    "bound": "the device's peak alone",
+    "partial": "the lower level as far as it came, the device's peak for the rest",
+    "bound": "bounds of blocks of layouts alone",
     "given": "the MFU values that were given",
 }
 
@@ -61,12 +61,12 @@ def render_relaxation(found: Relaxation) -> RenderableType:
         ]
     if found.elasticities:
         parts += [Text(""), _worth(found.elasticities)]
-    parts += [Text(""), _solvers(found)]
+    parts += [Text(""), _solvers(found), *_agreements(found)]
     return Group(*parts)
 
 
 def _nats(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.6f}"
+    return "-" if value is None else f"{value:+.5f}"
 
 
 def _ratio(value: float | None) -> str:
@@ -74,26 +74,64 @@ def _ratio(value: float | None) -> str:
 
 
 def _worth(rows: tuple[Elasticity, ...]) -> Group:
-    table = grid("budget", "is", "d log L / d log", "exact", "nats a unit", "one more", "one less")
+    table = grid("budget", "is", "relaxed", "exact", "±10 %", "nats/unit", "one more", "one less")
     for row in rows:
         table.add_row(
             escape(row.budget),
-            f"{number(row.value)} {_SHORT[row.unit]}",
+            f"{number(row.value)}{_SHORT[row.unit]}",
             _ratio(row.relaxed),
             _ratio(row.exact),
-            "-" if row.relaxed_per_unit is None else f"{row.relaxed_per_unit + 0.0:.3e}",
+            _ratio(row.exact_wide),
+            "-" if row.relaxed_per_unit is None else f"{row.relaxed_per_unit + 0.0:.2e}",
             _nats(row.one_more),
             _nats(row.one_less),
         )
+    ones = dict.fromkeys(_ONE[row.unit] for row in rows)
     note = (
-        "What a budget is worth. From the relaxation: d log L / d log budget, and nats a day, "
-        "token or ratio. From the exact optimum: the same slope, and the change of its loss with "
-        "one day, 1 % of tokens or 1 GB more or less."
+        "What a budget is worth, as d log L / d log budget: of the relaxation (nats/unit is the "
+        "same, d L / d budget), of the exact optimum over a small step (exact) and over 10 % to "
+        "either side. One more, one less: change of the exact optimum's loss in nats with "
+        f"{', '.join(ones)}."
     )
-    return Group(Text(note), table)
+    remarks = (Text(f"{row.budget}: {r.words}") for row in rows for r in row.remarks)
+    return Group(Text(note), table, *remarks)
 
 
-_SHORT = {"day": "days", "token": "tokens", "token/parameter": "a parameter", "GB": "GB"}
+_SHORT = {
+    "day": " days",
+    "token": " tokens",
+    "token/parameter": "/param",
+    "GB": " GB",
+    "cost": "",
+    "kWh": " kWh",
+}
+
+_ONE = {
+    "day": "one day",
+    "token": "1 % of a cap on tokens",
+    "token/parameter": "1 % of a cap on tokens",
+    "GB": "one GB",
+    "cost": "1000 of cost",
+    "kWh": "1000 kWh",
+}
+
+
+def _agreements(found: Relaxation) -> list[RenderableType]:
+    """Say where the optima of two solvers differ, or that they do not."""
+    lines = []
+    for seen in found.agreements:
+        first, second = seen.solvers
+        if seen.difference is None:
+            said = "cannot be compared: one of them reports no optimum"
+        elif seen.agree:
+            said = f"agree within {seen.tolerance:g} nats/token"
+        else:
+            said = (
+                f"DIFFER by {seen.difference:.2e} nats/token, more than {seen.tolerance:g}; each "
+                "checked bound holds, and prices are those of the better one"
+            )
+        lines.append(Text(f"{first} and {second} on the {seen.program} program {said}."))
+    return list(lines)
 
 
 def _solvers(found: Relaxation) -> Table:

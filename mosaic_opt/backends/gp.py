@@ -7,13 +7,11 @@ which the bound is evaluated again without it. cvxpy is imported where it is use
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
-from math import exp, inf, isfinite, log
+from math import inf
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
@@ -23,7 +21,6 @@ from mosaic_opt.backends.base import (
     Backend,
     Capability,
     Limits,
-    Progress,
     ProgressCallback,
     Report,
     Termination,
@@ -34,33 +31,31 @@ from mosaic_opt.errors import MosaicError
 from mosaic_opt.problem import Problem
 from mosaic_opt.relaxation import (
     Array,
-    D,
-    G,
-    N,
     Points,
     Program,
     Terms,
-    U,
     certified_bound,
     compute_row,
-    delivered_share,
     hull_bound,
-    peak_steps,
     points_of,
     program_of,
-    steps_of_mfu,
     terms_of,
+    without_opposites,
 )
-from mosaic_opt.relaxation_result import (
-    GapSplit,
-    Relaxation,
-    RelaxationStatus,
-    RelaxedPoint,
-    SolverRun,
-    UsefulShare,
+from mosaic_opt.relaxation_result import Relaxation, RelaxationStatus, SolverRun
+from mosaic_opt.relaxation_steps import Steps, best_steps, floor_steps, steps_of_mfu
+from mosaic_opt.relaxation_summary import (
+    Answer,
+    agreements,
+    best_bound,
+    binding,
+    gap_split,
+    relaxed_point,
+    run_of,
+    useful_shares,
+    weights_of,
 )
-from mosaic_opt.sensitivity import GB, elasticities
-from perfmodel.threads import in_order
+from mosaic_opt.sensitivity import elasticities
 
 # What a solver leaves open, the checked bound loses.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -77,29 +72,13 @@ _HULL_OPTIONS: dict[str, dict[str, Any]] = {
 _FIRST_POINTS, _MORE_POINTS, _ROUNDS = 40, 10, 30  # of the program over the convex hull
 _CLOSE = 1e-8  # [nats/token] between its point and its bound
 
-_NOISE = 1e-8
-"""A multiplier up to this is the solver's way of writing 0 [nats/token]."""
 
+class _Tried(NamedTuple):
+    """The monomial program, and what the solvers made of it."""
 
-class _Answer(NamedTuple):
-    """What a solver proposed; x and multipliers are NaN where it proposed nothing."""
-
-    solver: str
-    status: str
-    words: str
-    value: float
-    x: Array  # (4,)
-    multipliers: Array  # (rows,)
-
-
-class _Steps(NamedTuple):
-    """Best steps of the candidates [s]; those not reached have the step at peak."""
-
-    now: Array
-    more: Array  # with one GB more
-    less: Array
-    done: int
-    termination: Termination
+    program: Program
+    answers: tuple[Answer, ...]
+    runs: tuple[SolverRun, ...]
 
 
 @final
@@ -113,12 +92,16 @@ class GeometricProgram(Backend):
         A conic solver with exponential cones, of those that ``cvxpy.installed_solvers()`` lists,
         in any case of letters.
     check : str, optional
-        A second solver; the better of two checked bounds counts. None for no second one.
+        A second solver; the better of two checked bounds counts, and the result says whether their
+        optima agree. None for no second one.
     mfu : {"exact", "bound"}
-        Rest on the best layout of each candidate, or on the device's peak alone.
+        Rest on the best layout of each candidate, or on the admissible bounds of blocks of layouts
+        alone, without a layout that is priced.
     pieces : int
-        Monomials whose least is the envelope of MFU*. Each further one is the tightest at the
-        relaxed point so far.
+        Monomials whose least is the envelope of MFU*. Its inverse is the maximum of their inverses,
+        which is a generalised posynomial, and not a posynomial unless there is one piece; it enters
+        as one monomial constraint for each. Each further piece is the tightest at the relaxed point
+        so far.
     workers : int, optional
         Threads of the lower level; all cores unless given.
     """
@@ -159,18 +142,16 @@ class GeometricProgram(Backend):
             No such solver is installed, or the loss is no posynomial.
         """
         self._require_solvers()
+        terms_of(problem.envelope.law)
         start = time.monotonic()
         steps = self._steps(problem, limits, progress)
-        found = None
-        if limits.time_s is None or time.monotonic() - start < limits.time_s:
-            found = self._relax(problem, steps, "exact", with_hull=False)
         everything = tuple(range(len(problem.architectures)))
-        if found is not None and found.status is RelaxationStatus.INFEASIBLE:
-            bound = inf
-        else:
-            bound = dual_bound(problem, None, everything)
-            if found is not None and found.lower_bound is not None:
-                bound = max(bound, found.lower_bound)
+        points = points_of(problem, steps.now)
+        bound = dual_bound(problem, None, everything) if len(points.candidate) else inf
+        in_time = limits.time_s is None or time.monotonic() - start < limits.time_s
+        if len(points.candidate) and in_time:
+            runs = self._try(problem, points).runs
+            bound = max(bound, runs[best_bound(runs)].bound or -inf)
         return Report(
             incumbent=None,
             dual_bound=bound,
@@ -213,73 +194,38 @@ class GeometricProgram(Backend):
             No such solver is installed; a law that is no posynomial; MFU values that are none.
         """
         self._require_solvers()
-        if mfu is None:
-            steps = self._steps(problem, limits or Limits(), progress)
-            return self._relax(problem, steps, "exact", with_hull=True)
-        given = steps_of_mfu(problem, mfu)
-        steps = _Steps(given, given, given, 0, Termination.EXHAUSTED)
-        return self._relax(problem, steps, "given", with_hull=True)
+        if mfu is not None:
+            given = steps_of_mfu(problem, mfu)
+            steps = Steps(given, given, given, len(given), Termination.EXHAUSTED)
+            return self._relax(problem, steps, "given")
+        steps = self._steps(problem, limits or Limits(), progress)
+        whole = steps.done == len(problem.architectures)
+        return self._relax(problem, steps, self.mfu if whole else "partial")
 
     def _require_solvers(self) -> None:
         for name in (self.solver, self.check):
             if name is not None:
                 _installed(name)
 
-    # ------------------------------------------------------------ lower level
-
-    def _steps(self, problem: Problem, limits: Limits, progress: ProgressCallback | None) -> _Steps:
-        """Find best steps of the candidates, at the cap of memory and a GB to either side."""
+    def _steps(self, problem: Problem, limits: Limits, progress: ProgressCallback | None) -> Steps:
+        """Solve the lower level, or bound it."""
         if problem.envelope.critical_batch is not None:
             raise MosaicError(
                 "critical_batch makes the loss no posynomial of the tokens, so there is no convex "
                 "relaxation; leave it out for a bound."
             )
-        peak = peak_steps(problem)
-        now, more, less = peak.copy(), peak.copy(), peak.copy()
-        n = len(peak)
-        if self.mfu == "bound":
-            return _Steps(now, more, less, 0, Termination.EXHAUSTED)
-        deadline = inf if limits.time_s is None else time.monotonic() + limits.time_s
-        done, termination = 0, Termination.EXHAUSTED
-        cap = problem.envelope.memory_cap_bytes
-        least = partial(problem.least_steps, caps_bytes=(cap, cap + GB, cap - GB))
-        results = in_order(least, range(n), self.workers or os.cpu_count() or 1)
-        try:
-            for i, (at, above, below) in enumerate(results):
-                now[i], more[i], less[i] = at, above, below
-                done = i + 1
-                if progress is not None:
-                    progress(Progress(done=done, of=n, incumbent=None, bound=-inf))
-                if time.monotonic() > deadline and done < n:
-                    termination = Termination.TIME_LIMIT
-                    break
-        except KeyboardInterrupt:
-            termination = Termination.INTERRUPTED
-        finally:
-            results.close()
-        return _Steps(now, more, less, done, termination)
-
-    # ------------------------------------------------------------ the program
+        find = floor_steps if self.mfu == "bound" else best_steps
+        return find(problem, limits, self.workers, progress)
 
     def _relax(
-        self, problem: Problem, steps: _Steps, kind: Literal["exact", "given"], *, with_hull: bool
+        self, problem: Problem, steps: Steps, kind: Literal["exact", "partial", "bound", "given"]
     ) -> Relaxation:
-        n = len(problem.architectures)
-        exact = kind == "exact" and self.mfu == "exact" and steps.done == n
-        rests: Literal["exact", "partial", "bound", "given"] = (
-            "given"
-            if kind == "given"
-            else "bound"
-            if self.mfu == "bound"
-            else "exact"
-            if exact
-            else "partial"
-        )
+        terms = terms_of(problem.envelope.law)
         points = points_of(problem, steps.now)
         blank: dict[str, Any] = {
             "name": problem.envelope.name,
-            "mfu": rests,
-            "candidates": n,
+            "mfu": kind,
+            "candidates": len(problem.architectures),
             "points": len(points.candidate),
             "lower_bound": None,
             "primal": None,
@@ -289,8 +235,8 @@ class GeometricProgram(Backend):
             "elasticities": (),
             "split": None,
             "solvers": (),
+            "agreements": (),
         }
-        terms = terms_of(problem.envelope.law)
         if not len(points.candidate):
             return Relaxation(
                 **blank
@@ -300,16 +246,16 @@ class GeometricProgram(Backend):
                     "nothing to bound.",
                 }
             )
-        program, answers = self._solve(problem, points)
-        runs = [_run("monomial", a, certified_bound(program, a.x, a.multipliers)) for a in answers]
-        best = max(
-            zip(runs, answers, strict=True),
-            key=lambda p: -inf if p[0].bound is None else p[0].bound,
-        )
-        run, answer = best
-        hull, hull_runs = self._hull(terms, points) if with_hull and exact else (None, ())
-        blank |= {"solvers": (*runs, *hull_runs), "useful_share": _shares(problem, points, program)}
-        if run.bound is None:
+        program, answers, runs = self._try(problem, points)
+        place = best_bound(runs)
+        lower, answer = runs[place].bound, answers[place]
+        hull, hull_runs = self._hull(terms, points) if kind == "exact" else (None, ())
+        blank |= {
+            "solvers": (*runs, *hull_runs),
+            "agreements": agreements((*runs, *hull_runs)),
+            "useful_share": useful_shares(problem, points, program),
+        }
+        if lower is None:
             said = "; ".join(f"{r.solver}: {r.status}. {r.words}".rstrip(". ") for r in runs)
             return Relaxation(
                 **blank
@@ -320,29 +266,25 @@ class GeometricProgram(Backend):
             )
         x = np.clip(answer.x, program.lower, program.upper)
         primal = float(program.terms.values(x).sum())
-        weights: dict[str, float] = {}
-        for name, y in zip(program.names, answer.multipliers, strict=True):
-            weights[name] = weights.get(name, 0.0) + (float(y) if y > _NOISE else 0.0)
-        heavy = sorted(
-            (name for name in weights if weights[name] > 1e-6), key=lambda k: -weights[k]
-        )
-        measured = (steps.now, steps.more, steps.less) if exact else None
+        point = relaxed_point(problem, program, x, primal)
+        weights = weights_of(program, answer.multipliers)
+        measured = (steps.now, steps.more, steps.less) if kind == "exact" else None
         least = float(points.loss.min())
         return Relaxation(
             **blank
             | {
                 "status": RelaxationStatus.BOUND,
-                "words": f"No candidate has a loss below {run.bound:.6f} nats/token, of the model.",
-                "lower_bound": run.bound,
+                "words": f"No candidate has a loss below {lower:.6f} nats/token, of the model.",
+                "lower_bound": lower,
                 "primal": primal,
-                "point": _point(problem, program, x, primal),
-                "binding": tuple(heavy),
-                "elasticities": elasticities(problem, weights, primal, measured),
-                "split": None if hull is None else _split(least, max(hull, run.bound), run.bound),
+                "point": point,
+                "binding": binding(weights),
+                "elasticities": elasticities(problem, weights, point, measured),
+                "split": None if hull is None else gap_split(least, max(hull, lower), lower),
             }
         )
 
-    def _solve(self, problem: Problem, points: Points) -> tuple[Program, list[_Answer]]:
+    def _try(self, problem: Problem, points: Points) -> _Tried:
         """Solve the monomial program, with further pieces at the relaxed points."""
         program = program_of(problem, points)
         first = minimise(program, self.solver)
@@ -351,7 +293,10 @@ class GeometricProgram(Backend):
                 break
             program = program.with_row("compute", *compute_row(problem, points, first.x))
             first = minimise(program, self.solver)
-        return program, [first, *([] if self.check is None else [minimise(program, self.check)])]
+        answers = (first, *([] if self.check is None else [minimise(program, self.check)]))
+        bounds = [certified_bound(program, a.x, a.multipliers) for a in answers]
+        runs = (run_of("monomial", a, b) for a, b in zip(answers, bounds, strict=True))
+        return _Tried(program, answers, tuple(runs))
 
     def _hull(self, terms: Terms, points: Points) -> tuple[float | None, tuple[SolverRun, ...]]:
         """Bound the loss over the convex hull of the candidates: the envelope without error."""
@@ -399,7 +344,7 @@ def _installed(name: str) -> str:
     return name.upper()
 
 
-def minimise(program: Program, solver: str) -> _Answer:
+def minimise(program: Program, solver: str) -> Answer:
     """Minimise a program; whatever a solver does, it ends in an answer.
 
     Raises
@@ -414,13 +359,14 @@ def minimise(program: Program, solver: str) -> _Answer:
     logs = program.terms.logs + program.terms.powers @ centre
     objective = cp.Minimize(cp.sum(cp.exp(logs + program.terms.powers @ moved)))
     status, words, value = _ask(cp.Problem(objective, [rows]), name, _OPTIONS)
-    return _Answer(
+    multipliers = _vector(rows.dual_value, len(program.limits))
+    return Answer(
         name,
         status,
         words,
         value,
         centre + _vector(moved.value, 4),
-        _vector(rows.dual_value, len(program.limits)),
+        without_opposites(program, multipliers),
     )
 
 
@@ -440,7 +386,7 @@ def bound_over_hull(terms: Terms, points: Points, solver: str) -> SolverRun:
     best: SolverRun | None = None
     for _ in range(_ROUNDS):
         answer = minimise_over_hull(terms, points.x[chosen], solver)
-        run = _run("hull", answer, hull_bound(terms, points.x, answer.x))
+        run = run_of("hull", answer, hull_bound(terms, points.x, answer.x))
         if best is None or (run.bound is not None and run.bound > (best.bound or -inf)):
             best = run
         if run.bound is None:
@@ -454,7 +400,7 @@ def bound_over_hull(terms: Terms, points: Points, solver: str) -> SolverRun:
     return best
 
 
-def minimise_over_hull(terms: Terms, points: Array, solver: str) -> _Answer:
+def minimise_over_hull(terms: Terms, points: Array, solver: str) -> Answer:
     """Minimise a posynomial over the convex hull of points (n, 4); as :func:`minimise`."""
     cp, name = _cvxpy(), _installed(solver)
     weights = cp.Variable(len(points), nonneg=True)
@@ -466,7 +412,7 @@ def minimise_over_hull(terms: Terms, points: Array, solver: str) -> _Answer:
     status, words, value = _ask(asked, name, _HULL_OPTIONS)
     share = np.maximum(_vector(weights.value, len(points)), 0.0)
     x = share @ points / share.sum() if share.sum() > 0.0 else np.full(4, np.nan)
-    return _Answer(name, status, words, value, x, np.empty(0))
+    return Answer(name, status, words, value, x, np.empty(0))
 
 
 def _ask(problem: Any, name: str, options: dict[str, dict[str, Any]]) -> tuple[str, str, float]:
@@ -493,67 +439,3 @@ def _vector(value: Any, size: int) -> Array:
     if value is None:
         return np.full(size, np.nan)
     return np.asarray(value, dtype=np.float64).reshape(size)
-
-
-# ---------------------------------------------------------------- parts of the result
-
-
-def _run(program: Literal["monomial", "hull"], answer: _Answer, bound: float) -> SolverRun:
-    return SolverRun(
-        program=program,
-        solver=answer.solver.lower(),
-        status=answer.status,
-        words=answer.words,
-        value=answer.value if isfinite(answer.value) else None,
-        bound=bound if isfinite(bound) else None,
-    )
-
-
-def _compute_pieces(problem: Problem, program: Program) -> list[tuple[Array, float]]:
-    """Return the monomials above MFU* eta_good: exponents (N_tot, 1-S, G) and log coefficient."""
-    pieces = []
-    base = np.array([1.0, 1.0, 1.0, 0.0])
-    for name, row, limit in zip(program.names, program.rows, program.limits, strict=True):
-        if name == "compute":
-            constant = float(limit) - log(problem.envelope.peak_compute_flop / 6.0)
-            pieces.append(((base - row)[[N, U, G]], constant))
-    return pieces
-
-
-def _shares(problem: Problem, points: Points, program: Program) -> tuple[UsefulShare, ...]:
-    data, features = delivered_share(problem, points), points.x[:, [N, U, G]]
-    found = []
-    for powers, constant in _compute_pieces(problem, program):
-        excess = constant + features @ powers - data
-        found.append(
-            UsefulShare(
-                log_coefficient=constant,
-                n_total=float(powers[0]),
-                active_share=float(powers[1]),
-                expert_split=float(powers[2]),
-                largest_excess=float(excess.max()),
-                mean_excess=float(excess.mean()),
-            )
-        )
-    return tuple(found)
-
-
-def _point(problem: Problem, program: Program, x: Array, loss: float) -> RelaxedPoint:
-    share = min(c + x[[N, U, G]] @ powers for powers, c in _compute_pieces(problem, program))
-    active, tokens = exp(x[N] + x[U]), exp(x[D])
-    return RelaxedPoint(
-        n_total=exp(x[N]),
-        n_active=active,
-        sparsity=1.0 - exp(x[U]),
-        expert_split=exp(x[G]),
-        tokens=tokens,
-        tokens_per_parameter=tokens / active,
-        mfu=exp(share),
-        loss=loss,
-    )
-
-
-def _split(exact: float, hull: float, lower: float) -> GapSplit:
-    return GapSplit(
-        exact=exact, hull=hull, gap=exact - lower, integrality=exact - hull, envelope=hull - lower
-    )

@@ -62,18 +62,11 @@ class TestGeometricProgram(BackendContract):
     name = "gp"
 
 
-class TestGeometricProgramFromPeak(BackendContract):
-    """Its lower level prices nothing, so there is nothing to interrupt or to show."""
-
+class TestGeometricProgramFromBounds(BackendContract):
     name = "gp"
 
     def make(self) -> Backend:
         return GeometricProgram(mfu="bound")
-
-    test_interrupt_keeps_what_was_done = None
-    test_time_limit_is_kept = None
-    test_other_errors_are_not_swallowed = None
-    test_progress_is_monotone = None
 
 
 class TestCpSat(BackendContract):
