@@ -134,3 +134,14 @@ def dual_bound(problem: Problem, incumbent: Outcome | None, unexamined: tuple[in
     """
     examined = incumbent.loss if incumbent is not None else float("inf")
     return min([examined, *(problem.optimistic_loss(i) for i in unexamined)])
+
+
+def bounds_of_the_rest(problem: Problem) -> list[float]:
+    """Return the least loss that any candidate from k on can have, for each k [nats/token].
+
+    As `dual_bound` with those unexamined.
+    """
+    found = [float("inf")]
+    for index in reversed(range(len(problem.architectures))):
+        found.append(min(found[-1], problem.optimistic_loss(index)))
+    return found[::-1]

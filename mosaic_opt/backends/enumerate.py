@@ -17,6 +17,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
     better,
+    bounds_of_the_rest,
     dual_bound,
     rank,
 )
@@ -63,15 +64,16 @@ class Enumerate(Backend):
         deadline = None if limits.time_s is None else time.monotonic() + limits.time_s
         results = in_order(problem.solve_candidate, range(n), self.workers or os.cpu_count() or 1)
         best: Outcome | None = None
+        ahead = bounds_of_the_rest(problem) if progress is not None else []
         try:
             for outcome in results:
                 outcomes[outcome.index] = outcome
                 if better(outcome, best):
                     best = outcome
                 if progress is not None:
-                    progress(
-                        Progress(done=len(outcomes), of=n, incumbent=best, bound=float("-inf"))
-                    )
+                    done = len(outcomes)
+                    bound = ahead[done] if best is None else min(best.loss, ahead[done])
+                    progress(Progress(done=done, of=n, incumbent=best, bound=bound))
                 if deadline is not None and time.monotonic() > deadline and len(outcomes) < n:
                     termination = Termination.TIME_LIMIT
                     break

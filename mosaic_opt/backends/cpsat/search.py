@@ -40,6 +40,7 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
     better,
+    bounds_of_the_rest,
     dual_bound,
 )
 from mosaic_opt.backends.cpsat.posting import Poster
@@ -145,7 +146,7 @@ class CpSat(Backend):
 
         try:
             if progress is not None:
-                left_bound.extend(_bounds_of_the_rest(problem))
+                left_bound.extend(bounds_of_the_rest(problem))
             for index in range(n):
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0.0:
@@ -173,17 +174,6 @@ class CpSat(Backend):
             unexamined=unexamined,
             discarded=(),
         )
-
-
-def _bounds_of_the_rest(problem: Problem) -> list[float]:
-    """Return the least loss that any candidate from k on can have, for each k [nats/token].
-
-    As :func:`.base.dual_bound` with those unexamined.
-    """
-    found = [inf]
-    for index in reversed(range(len(problem.architectures))):
-        found.append(min(found[-1], problem.optimistic_loss(index)))
-    return found[::-1]
 
 
 class LayoutModel:
