@@ -17,6 +17,7 @@ from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
+from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
@@ -46,7 +47,7 @@ from lawfit.published import (
 from lawfit.reconstruction import published_ensemble
 from lawfit.shapes import ShapeRange
 from lawfit.shared_laws import EfficiencyLeverage, ZhaoLaw
-from lawfit.sparse_laws import AbnarLaw, ClarkLaw, KrajewskiLaw, LudziejewskiLaw
+from lawfit.sparse_laws import AbnarLaw, KrajewskiLaw
 from lawfit.validity import Interval, ValidRange
 
 __all__ = [

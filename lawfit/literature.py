@@ -12,10 +12,11 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
+from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.general import GeneralLaw
 from lawfit.laws import ChinchillaLaw
 from lawfit.shared_laws import EfficiencyLeverage, ZhaoLaw
-from lawfit.sparse_laws import AbnarLaw, ClarkLaw, KrajewskiLaw, LudziejewskiLaw
+from lawfit.sparse_laws import AbnarLaw, KrajewskiLaw
 
 AnyGeneralLaw: TypeAlias = Annotated[
     KaplanLaw

@@ -8,8 +8,8 @@ import numpy as np
 
 from lawfit._coefficients import AboveZero, Exponent, Prefactor
 from lawfit._values import FloatArray, LawError, Quantity, plain, positive
+from lawfit.expert_count_laws import SaturatingLaw
 from lawfit.general import GeneralLaw, Number, Point, power_of_gap
-from lawfit.sparse_laws import _Saturating
 
 
 class ZhaoLaw(GeneralLaw):
@@ -178,7 +178,7 @@ class ZhaoLaw(GeneralLaw):
         return plain(mixed + self.a * size + self.c * active + self.eps)
 
 
-class EfficiencyLeverage(_Saturating):
+class EfficiencyLeverage(SaturatingLaw):
     """How many times the compute a dense model needs for the loss of a mixture.
 
     Tian et al., arXiv 2507.17702::
