@@ -275,8 +275,8 @@ def gap_above(target: Number, floor: Number, name: str) -> Number:
         at = int(np.argmin(gap))
         wanted, lowest = (np.broadcast_to(x, np.shape(gap)).flat[at] for x in (target, floor))
         raise LawError(
-            f"loss is {wanted:.6g} nats/token, but no {name} reaches {lowest:.6g} or less here; "
-            f"the target must lie above {lowest:.6g}."
+            f"loss is {wanted:.6g} nats/token, but it stays above {lowest:.6g} here whatever the "
+            f"{name}; the target must lie above {lowest:.6g}."
         )
     return plain(gap)
 
@@ -291,8 +291,8 @@ def finite_solution(value: Number, name: str) -> Number:
     """
     if not (np.all(np.isfinite(value)) and np.all(np.greater(value, 0.0))):
         raise LawError(
-            f"the {name} for that loss do not fit a float; the target must lie further above "
-            "what the law leaves at the limit, and below its other end."
+            f"the {name} for that loss would not fit a float; the target must lie nearer to the "
+            "losses of runs."
         )
     return value
 

@@ -188,7 +188,7 @@ class EfficiencyLeverage(SaturatingLaw):
 
     The bases of the two logarithms are not printed; decimal for ``C`` and binary for ``G`` are
     those that give the paper's leverage above 7 and its best granularity of about 12. It is no
-    loss: `leverage` evaluates it, and `loss` refuses.
+    loss: `leverage` evaluates it, `gradient` differentiates it [-], and `loss` refuses.
 
     Attributes
     ----------
