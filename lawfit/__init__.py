@@ -1,7 +1,8 @@
 """Scaling laws: the loss of a pretraining run from its size, shape and tokens.
 
-Laws are frozen values with one interface, `ScalingLaw`. This package evaluates
-published laws and the user's own, and draws of the joint law; it fits none.
+Laws are frozen values with one interface, `ScalingLaw`; those of papers with other
+variables are a `GeneralLaw`. This package evaluates published laws and the user's
+own, and draws of the joint law; it fits none.
 
 Examples
 --------
@@ -14,9 +15,26 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
+from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
+from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
+from lawfit.literature import (
+    ABNAR,
+    CLARK_HASH,
+    CLARK_RLR,
+    CLARK_SBASE,
+    KRAJEWSKI_DENSE,
+    KRAJEWSKI_MOE,
+    LITERATURE_LAWS,
+    LITERATURE_PRINTED,
+    LUDZIEJEWSKI,
+    TIAN,
+    ZHAO,
+    AnyGeneralLaw,
+)
 from lawfit.loading import law_from_mapping, load_law
 from lawfit.published import (
     CHINCHILLA_EPOCH,
@@ -28,30 +46,56 @@ from lawfit.published import (
 )
 from lawfit.reconstruction import published_ensemble
 from lawfit.shapes import ShapeRange
+from lawfit.shared_laws import EfficiencyLeverage, ZhaoLaw
+from lawfit.sparse_laws import AbnarLaw, KrajewskiLaw
 from lawfit.validity import Interval, ValidRange
 
 __all__ = [
+    "ABNAR",
     "CHINCHILLA_EPOCH",
     "CHINCHILLA_HOFFMANN",
+    "CLARK_HASH",
+    "CLARK_RLR",
+    "CLARK_SBASE",
+    "KRAJEWSKI_DENSE",
+    "KRAJEWSKI_MOE",
+    "LITERATURE_LAWS",
+    "LITERATURE_PRINTED",
+    "LUDZIEJEWSKI",
     "MOSAIC_TABLE2",
     "MOSAIC_TABLE2_PRINTED",
     "PUBLISHED_LAWS",
+    "TIAN",
+    "ZHAO",
+    "AbnarLaw",
+    "AnyGeneralLaw",
     "AnyLaw",
     "ChinchillaLaw",
+    "ClarkLaw",
+    "DataConstrainedLaw",
+    "EfficiencyLeverage",
     "FloatArray",
+    "GadreLaw",
+    "GeneralLaw",
     "Gradient",
     "Interval",
     "JointLaw",
+    "KaplanLaw",
+    "KrajewskiLaw",
     "LawEnsemble",
     "LawError",
+    "LudziejewskiLaw",
     "Monomial",
     "PerSplitLaw",
+    "PosynomialLaw",
+    "PowerTerm",
     "PrintedCoefficient",
     "Quantity",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
+    "ZhaoLaw",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
