@@ -1,7 +1,8 @@
 """Scaling laws: the loss of a pretraining run from its size, shape and tokens.
 
 Laws are frozen values with one interface, `ScalingLaw`. This package evaluates
-published laws and the user's own, and draws of the joint law; it fits none.
+published laws and the user's own, draws laws, and fits them to runs: `fit` takes
+a table of `Runs` and says itself whether it found the optimum.
 
 Examples
 --------
@@ -15,6 +16,7 @@ Examples
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
 from lawfit.ensemble import LawEnsemble
+from lawfit.fitting import fit
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.loading import law_from_mapping, load_law
@@ -27,6 +29,8 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.reconstruction import published_ensemble
+from lawfit.result import Coefficient, Covariance, FitResult
+from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
 from lawfit.validity import Interval, ValidRange
 
@@ -38,6 +42,9 @@ __all__ = [
     "PUBLISHED_LAWS",
     "AnyLaw",
     "ChinchillaLaw",
+    "Coefficient",
+    "Covariance",
+    "FitResult",
     "FloatArray",
     "Gradient",
     "Interval",
@@ -48,10 +55,14 @@ __all__ = [
     "PerSplitLaw",
     "PrintedCoefficient",
     "Quantity",
+    "Remark",
+    "Runs",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
+    "fit",
+    "held_out",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
