@@ -91,8 +91,9 @@ def _levels(optimum: Optimum) -> list[Remark]:
         levels = max(_count(form.design[t, :, k]) for t, own in enumerate(form.own) if k in own)
         if levels < LEVELS:
             sentence = (
-                f"The runs have {levels} {'level' if levels == 1 else 'levels'} of what the exponent "
-                f"{form.names[k]} acts on, but a power law beside a constant needs {LEVELS}."
+                f"The runs have {levels} {'level' if levels == 1 else 'levels'} of what the "
+                f"exponent {form.names[k]} acts on, but a power law beside a constant needs "
+                f"{LEVELS}."
             )
             found.append(Remark(reason="too_few_levels", sentence=sentence))
     return found
@@ -167,8 +168,8 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
         if chdtrc(freedom, square) >= PROBABILITY:
             return []
         sentence = (
-            f"The residuals are {math.sqrt(square / freedom):.2f} times the noise of {noise:.3g} in "
-            "log L that was given, more than chance allows: the form lacks something."
+            f"The residuals are {math.sqrt(square / freedom):.2f} times the noise of {noise:.3g} "
+            "in log L that was given, more than chance allows: the form lacks something."
         )
         return [Remark(reason="lack_of_fit", sentence=sentence)]
     # without a known noise: do squares and products of the covariates explain the residuals?
@@ -194,8 +195,8 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
         return []
     sentence = (
         f"Squares and products of the logarithms of the variables explain "
-        f"{1.0 - after / before:.0%} of the squared residuals (F = {ratio:.1f} on {more - rank} and "
-        f"{freedom}), more than chance allows: the form lacks something."
+        f"{1.0 - after / before:.0%} of the squared residuals (F = {ratio:.1f} on {more - rank} "
+        f"and {freedom}), more than chance allows: the form lacks something."
     )
     return [Remark(reason="lack_of_fit", sentence=sentence)]
 

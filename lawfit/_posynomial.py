@@ -111,9 +111,8 @@ class Posynomial(NamedTuple):
         exponents = np.array([fields[name] for name in self.names[self.terms :]])
         with np.errstate(divide="ignore"):
             logs = np.log([fields[name] for name in self.names[: self.terms]])
-        return np.clip(
-            np.concatenate([logs + self.centre @ exponents, exponents]), self.lower, self.upper
-        )
+        point = np.concatenate([logs + self.centre @ exponents, exponents])
+        return np.asarray(np.clip(point, self.lower, self.upper))
 
     def raw_map(self) -> FloatArray:
         """Return the matrix that takes a point to the log prefactors and exponents of `raw`."""
@@ -144,8 +143,8 @@ def posynomial(
     Raises
     ------
     LawError
-        ``fixed`` names no parameter or a value outside its bounds; or the terms of the law are no monomials with exponents linear in its fields and a field for
-        each coefficient.
+        ``fixed`` names no parameter, or a value that the law does not accept; or the terms of the
+        law are no monomials with exponents linear in its fields and a field for each coefficient.
     """
     fields = [
         name

@@ -169,8 +169,8 @@ def _result(
     warnings = [*remarks_of_table]
     if not found.converged[best]:
         sentence = (
-            f"No start reached a stationary point at the best objective: the relative projected "
-            f"gradient is {found.gradient[best]:.2g}, over {GRADIENT:g}, or a step would still gain."
+            f"No start of the best objective reached a stationary point: the relative projected "
+            f"gradient is {found.gradient[best]:.2g} (limit {GRADIENT:g}), or a step still gains."
         )
         warnings.append(Remark(reason="not_stationary", sentence=sentence))
     if agree < needed:
@@ -262,9 +262,10 @@ def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "uppe
 def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     r"""Return the sandwich of M-estimation (Huber, Proc. 5th Berkeley Symp. 1:221, 1967).
 
-    ``M^-1 V M^-1 / k^2`` with ``M = sum w m m'``, ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``k``
-    the mean of ``psi'``, which for a small delta is a density of the residuals at 0: it is taken
-    over a width of at least ``1.06 s n^(-1/5)`` (Silverman's rule).
+    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``. For a
+    small delta ``psi'`` is a density of the residuals at 0, run by run: it is taken over a width
+    of at least ``1.06 s n^(-1/5)`` (Powell, in Barnett et al., Nonparametric and Semiparametric
+    Methods, 1991, with Silverman's width).
     """
     form, free = optimum.form, optimum.free
     rows, size = len(optimum.residual), int(free.sum())
@@ -273,19 +274,19 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     if rows <= size or size == 0 or not (scale > 0.0).all():
         return None
     slopes = slopes / scale
-    information = np.einsum("r,rp,rq->pq", problem.weight, slopes, slopes)
+    density = problem.weight
+    if math.isfinite(problem.delta):
+        least = 1.06 * robust_scale(optimum.residual) * rows**-0.2
+        width = max(problem.delta, least)
+        density = density * (np.abs(optimum.residual) <= width) * problem.delta / width
+    information = np.einsum("r,rp,rq->pq", density, slopes, slopes)
     values, vectors = np.linalg.eigh(information)
     if values[0] * _SINGULAR < values[-1]:
         return None
     inverse = (vectors / values) @ vectors.T
     pull = problem.weight * np.clip(optimum.residual, -problem.delta, problem.delta)
     middle = np.einsum("r,rp,rq->pq", pull * pull, slopes, slopes) * rows / (rows - size)
-    density = 1.0
-    if math.isfinite(problem.delta):
-        least = 1.06 * robust_scale(optimum.residual) * rows**-0.2
-        width = max(problem.delta, least)
-        density = float(np.mean(np.abs(optimum.residual) <= width)) * problem.delta / width
-    found = inverse @ middle @ inverse / density**2 / np.outer(scale, scale)
+    found = inverse @ middle @ inverse / np.outer(scale, scale)
     raw = form.raw_map()[:, free]
     raw = raw @ found @ raw.T
     # a held parameter has no variance of its own, and what the others lend its prefactor is theirs
@@ -349,7 +350,7 @@ def _prototype(
             )
         return law
     kind = KINDS.get(law) if isinstance(law, str) else law
-    if kind not in KINDS.values():
+    if kind is None or kind not in KINDS.values():
         raise LawError(f"law is {law!r}, but must be one of {', '.join(KINDS)}, or a law.")
     fields: dict[str, float] = {
         name: 1.0 for name, field in kind.model_fields.items() if field.annotation is float

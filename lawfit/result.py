@@ -21,6 +21,10 @@ _BATCHES = 200
 """Batches of proposals after which draws inside the bounds are given up."""
 
 
+_REACH = 4.0
+"""Standard errors of an exponent that a draw may be off; slopes over a term near 0 lead far."""
+
+
 class Coefficient(BaseModel):
     """One coefficient of a fitted law.
 
@@ -146,7 +150,8 @@ class FitResult(BaseModel):
         Laplace's approximation: normal draws with `covariance`, in the terms at the centre of the
         runs and their slopes there (``A alpha`` in place of ``alpha``), in which the loss is
         nearly linear, so that coefficients that trade off do so within a draw. Draws with a
-        term below 0 or an exponent outside the bounds of the fit are drawn again. Coefficients
+        term below 0, or an exponent outside the bounds of the fit or more than 4 standard errors
+        off, are drawn again. Coefficients
         at a bound or fixed stay where they are, so the spread leaves out what they add.
 
         Parameters
@@ -238,5 +243,7 @@ def _laplace(form: Posynomial, point: FloatArray, spread: FloatArray, z: FloatAr
     drawn = drawn[(drawn[:, :terms] > 0.0).all(axis=1)]
     slopes = drawn[:, terms:] / np.einsum("ft,dt->df", belongs, drawn[:, :terms])
     slopes = np.where(held[terms:], exponents, slopes)
-    inside = ((slopes >= form.lower[terms:]) & (slopes <= form.upper[terms:])).all(axis=1)
+    reach = _REACH * np.sqrt(np.diag(spread)[terms:])
+    near = (np.abs(slopes - exponents) <= reach).all(axis=1)
+    inside = ((slopes >= form.lower[terms:]) & (slopes <= form.upper[terms:])).all(axis=1) & near
     return np.concatenate([np.log(drawn[:, :terms]), slopes], axis=1)[inside]

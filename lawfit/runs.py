@@ -118,13 +118,14 @@ class Runs(BaseModel):
                 if not (math.isfinite(value) and value > 0):
                     raise ValueError(
                         f"{name} of run {self.id[row]!r} is {value:g}, but must be a finite number "
-                        "above 0; leave the run out, or use Runs.from_columns, which does and says so"
+                        "above 0; leave the run out, as Runs.from_columns does"
                     )
         for name, total, active in zip(self.id, self.n_total, self.n_active, strict=True):
             if active > total:
                 raise ValueError(
                     f"n_active of run {name!r} is {active:.6g} and n_total {total:.6g}, but a "
-                    f"model cannot activate more than it has; the nearest legal value is {total:.6g}"
+                    "model cannot activate more than it has; the nearest legal value is "
+                    f"{total:.6g}"
                 )
         if len(set(self.id)) != len(self.id):
             twice = next(name for name in self.id if self.id.count(name) > 1)
@@ -167,8 +168,8 @@ class Runs(BaseModel):
                 raise LawError(f"the mapping has {name!r}, but may name only {', '.join(known)}.")
             if column not in columns:
                 raise LawError(
-                    f"the mapping takes {name!r} from the column {column!r}, but the table has only "
-                    f"{', '.join(repr(key) for key in columns)}."
+                    f"the mapping takes {name!r} from the column {column!r}, but the table has "
+                    f"only {', '.join(repr(key) for key in columns)}."
                 )
         for name in ("n_active", "tokens", "loss"):
             if name not in mapping:
@@ -205,8 +206,8 @@ class Runs(BaseModel):
                 remarks.append(
                     Remark(
                         reason="missing_value",
-                        sentence=f"{int(bad.sum())} of {rows} rows have no finite number above 0 in "
-                        f"the column {mapping[name]!r} and were left out: {_some(ids[bad])}.",
+                        sentence=f"{int(bad.sum())} of {rows} rows have no finite number above 0 "
+                        f"in the column {mapping[name]!r} and were left out: {_some(ids[bad])}.",
                     )
                 )
             legal &= ~bad
@@ -308,8 +309,8 @@ class Runs(BaseModel):
         if not suspects:
             return []
         sentence = (
-            f"{len(suspects)} models have {_CHECKPOINTS} or more rows at evenly spaced tokens, like "
-            f"checkpoints of one run and not runs of their own; the first rows are "
+            f"{len(suspects)} models have {_CHECKPOINTS} or more rows at evenly spaced tokens, "
+            "like checkpoints of one run and not runs of their own; the first rows are "
             f"{_some(suspects)}."
         )
         return [Remark(reason="mid_schedule", sentence=sentence)]
