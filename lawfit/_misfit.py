@@ -137,11 +137,13 @@ def condition(optimum: Optimum, weight: FloatArray) -> tuple[float, FloatArray]:
     The information is ``sum_r w_r m_r m_r'`` of the free parameters at the centre, scaled to a
     diagonal of 1; the direction has shape (parameters,) and length 1.
     """
+    direction = np.zeros(len(optimum.point))
+    if not optimum.free.any():
+        return 1.0, direction
     slopes = optimum.slopes[:, optimum.free] * np.sqrt(weight)[:, None]
     scale = np.sqrt((slopes * slopes).sum(axis=0))
     slopes = slopes / np.where(scale > 0.0, scale, 1.0)
-    values, vectors = np.linalg.eigh(slopes.T @ slopes)
-    direction = np.zeros(len(optimum.point))
+    values, vectors = np.linalg.eigh(np.einsum("rp,rq->pq", slopes, slopes))
     direction[optimum.free] = np.abs(vectors[:, 0])
     return float(values[-1] / max(values[0], 1e-300)), direction
 
@@ -160,8 +162,9 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
     from scipy.special import chdtrc, fdtrc
 
     weight = runs.column("weight")
-    freedom = len(runs) - int(optimum.free.sum())
-    if freedom < 1:
+    free = int(optimum.free.sum())
+    freedom = len(runs) - free
+    if freedom < 1 or free == 0:
         return []
     if noise is not None:
         square = float((weight * optimum.residual**2).sum()) / noise**2

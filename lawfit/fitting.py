@@ -184,7 +184,7 @@ def _result(
     optimum = Optimum(form, point, _free(form, point), slopes[0], residual)
     warnings += remarks(optimum, train, noise)
     covariance = _covariance(optimum, problem)
-    if covariance is None:
+    if covariance is None and optimum.free.any():
         sentence = "The information at the optimum is singular, so there is no covariance."
         warnings.append(Remark(reason="no_covariance", sentence=sentence))
     values = {**form.raw(point), **fixed}

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lawfit._values import FloatArray, LawError
-from lawfit.published import CHINCHILLA_EPOCH
+from lawfit.published import CHINCHILLA_EPOCH, MOSAIC_TABLE2
 
 __all__ = ["Remark", "Runs", "held_out"]
 
 COLUMNS = ("n_total", "n_active", "tokens", "expert_split", "loss", "weight")
 
 _BITS_PER_TOKEN, _BITS_PER_BYTE = 1.3, 0.55
-"""Median loss over that of a dense law at the same counts, above or below which units look wrong.
+"""Median loss over that of a published law at the same counts, outside which units look wrong.
 
 A bit per token is 1.44 times the nats; a bit per byte of English text about 0.33 times. Laws of
 different data and sparsity lie between.
@@ -255,8 +255,9 @@ class Runs(BaseModel):
         """What looks wrong in the table, rows that were left out first.
 
         ``duplicate``: runs equal in all columns but the id. ``loss_unit``: the median loss is
-        above 1.3 or below 0.55 of that of a dense law (Besiroglu et al., arXiv 2404.10102) at the
-        same active parameters and tokens, as bits per token or per byte would be.
+        above 1.3 or below 0.55 of that of a published law at the same counts and tokens (dense
+        runs: Besiroglu et al., arXiv 2404.10102; others: arXiv 2608.10605, Table 2), as bits per
+        token or per byte would be.
         ``mid_schedule``: one model at five or more evenly spaced numbers of tokens, as
         checkpoints of one run have them; a loss before the end of the learning rate's schedule is
         not that of a run of so many tokens.
@@ -278,20 +279,17 @@ class Runs(BaseModel):
         return [Remark(reason="duplicate", sentence=sentence)]
 
     def _unit(self) -> list[Remark]:
-        dense = CHINCHILLA_EPOCH.loss(
-            n_total=self.column("n_total"),
-            n_active=self.column("n_active"),
-            tokens=self.column("tokens"),
-            expert_split=1.0,
-        )
-        ratio = float(np.median(self.column("loss") / dense))
+        point = {name: self.column(name) for name in COLUMNS[:4]}
+        dense = point["n_active"] == point["n_total"]
+        usual = np.where(dense, CHINCHILLA_EPOCH.loss(**point), MOSAIC_TABLE2.loss(**point))
+        ratio = float(np.median(self.column("loss") / usual))
         if _BITS_PER_BYTE <= ratio <= _BITS_PER_TOKEN:
             return []
         unit = "bits per token" if ratio > _BITS_PER_TOKEN else "bits per byte"
         sentence = (
-            f"The median loss is {ratio:.2f} times that of a dense law at the same parameters and "
-            f"tokens, as a loss in {unit} would be; this table needs nats per token, which is bits "
-            "per token times 0.6931."
+            f"The median loss is {ratio:.2f} times that of a published law at the same parameters "
+            f"and tokens, as a loss in {unit} would be; this table needs nats per token, which is "
+            "bits per token times 0.6931."
         )
         return [Remark(reason="loss_unit", sentence=sentence)]
 
