@@ -7,7 +7,9 @@ change of it.
 
 Each start takes damped Newton steps of its own (Levenberg, Q. Appl. Math. 2:164, 1944; Marquardt,
 SIAM J. 11:431, 1963) with the exact second derivative, its eigenvalues replaced by their sizes,
-in coordinates scaled by the weighted Gauss-Newton diagonal. Parameters at a bound that the
+in coordinates scaled by the weighted Gauss-Newton diagonal. A step is tried straight in the
+parameters and straight in the terms and their slopes (`Posynomial.along_terms`), in which ridges
+between terms are straight; the lower end counts. Parameters at a bound that the
 gradient pushes against are held there (Bertsekas, SIAM J. Control 20:221, 1982). Where `delta` is
 small the starts first descend objectives of a larger one.
 
@@ -35,6 +37,12 @@ MOST_STEPS = 2000
 
 _WIDE, _SHRINK, _STEPS_BEFORE = 0.03, 3.0, 40
 """First half-width of a fit with a smaller one, its division from stage to stage, steps of each."""
+
+_LONGEST = 3.0
+"""Longest step of a parameter, of a logarithm or an exponent [-]."""
+
+_TRACE = 10.0
+"""Height of the logarithm of a term over its bound, below which it is a trace."""
 
 _ROUNDING = 1e-9
 """Residual below which cancellation in the gradient is rounding."""
@@ -131,7 +139,33 @@ def _descend(problem: Problem, starts: FloatArray) -> Found:
     while delta > problem.delta:
         points = _stage(problem._replace(delta=delta), points, _STEPS_BEFORE, 1e-3).points
         delta /= _SHRINK
-    return _stage(problem, points, MOST_STEPS, GRADIENT)
+    found = _stage(problem, points, MOST_STEPS, GRADIENT)
+    return _without_traces(problem, found)
+
+
+def _without_traces(problem: Problem, found: Found) -> Found:
+    """Take terms that fade to their bound at once: a logarithm creeps there.
+
+    A start keeps its place where that, and the descent from there, does not end as low.
+    """
+    terms, lower = problem.form.terms, problem.form.lower
+    slope = problem.derivatives(found.points).gradient
+    here = found.points[:, :terms]
+    fading = (here > lower[:terms]) & (here < lower[:terms] + _TRACE) & (slope[:, :terms] > 0.0)
+    moved = np.flatnonzero(fading.any(axis=1))
+    if not moved.size:
+        return found
+    points = found.points[moved]
+    points[:, :terms] = np.where(fading[moved], lower[:terms], points[:, :terms])
+    ended = _stage(problem, points, MOST_STEPS, GRADIENT)
+    better = ended.value <= found.value[moved] + 1e-9 * found.value[moved] + problem.rounding
+    taken = moved[better]
+    kept = Found(
+        found.points.copy(), found.value.copy(), found.gradient.copy(), found.converged.copy()
+    )
+    kept.points[taken], kept.value[taken] = ended.points[better], ended.value[better]
+    kept.gradient[taken], kept.converged[taken] = ended.gradient[better], ended.converged[better]
+    return kept
 
 
 def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) -> Found:
@@ -149,7 +183,7 @@ def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) ->
         slope, scale = found.gradient, np.sqrt(np.maximum(found.diagonal, 1e-300))
         held = ((at <= lower) & (slope >= 0.0)) | ((at >= upper) & (slope <= 0.0))
         slope = np.where(held, 0.0, slope)
-        gradient[active] = (np.abs(slope) / found.forces).max(axis=1)
+        gradient[active] = (np.abs(slope) / np.maximum(found.forces, 1e-300)).max(axis=1)
         free = ~held
         hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
         hessian = np.where(free[:, :, None] & free[:, None, :], hessian, np.eye(len(lower)))
@@ -159,8 +193,13 @@ def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) ->
         # the decrease that the quadratic model still sees, as a share of the objective
         decrement[active] = (along * along / sizes).sum(axis=1) / (2.0 * value[active] + floor)
         step = -np.einsum("spk,sk->sp", vectors, along / (sizes + damping[active, None])) / scale
-        trial = np.clip(at + np.clip(step, -3.0, 3.0), lower, upper)
+        step = np.clip(step, -_LONGEST, _LONGEST)
+        trial = np.clip(at + step, lower, upper)
         there = problem.value(trial)
+        bent = np.clip(problem.form.along_terms(at, step), lower, upper)
+        other = problem.value(bent)
+        trial = np.where((other < there)[:, None], bent, trial)
+        there = np.minimum(there, other)
         before = value[active]
         better = there <= before * (1.0 + 1e-15)
         moved = active[better]

@@ -175,7 +175,7 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
             "in log L that was given, more than chance allows: the form lacks something."
         )
         return [Remark(reason="lack_of_fit", sentence=sentence)]
-    # without a known noise: do squares and products of the covariates explain the residuals?
+    # without a known noise: do covariates, squares and products explain the residuals?
     # (Ramsey, J. R. Stat. Soc. B 31:350, 1969; residuals clipped so that no single run decides)
     scale = robust_scale(optimum.residual)
     if scale < 1e-12:
@@ -184,9 +184,8 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
     residual = root * np.clip(optimum.residual, -3.0 * scale, 3.0 * scale)
     logs = runs.logs().variables
     moving = [x - x.mean() for x in logs if _count(x) > 1]
-    extra = [
-        root * moving[i] * moving[k] for i in range(len(moving)) for k in range(i, len(moving))
-    ]
+    extra = [root * x for x in moving]
+    extra += [root * moving[i] * x for i in range(len(moving)) for x in moving[i:]]
     first = optimum.slopes[:, optimum.free] * root[:, None]
     before, rank = _rest(first, residual)
     after, more = _rest(np.column_stack([first, *extra]), residual)
@@ -197,7 +196,7 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
     if fdtrc(more - rank, freedom, ratio) >= PROBABILITY:
         return []
     sentence = (
-        f"Squares and products of the logarithms of the variables explain "
+        f"The logarithms of the variables, their squares and products explain "
         f"{1.0 - after / before:.0%} of the squared residuals (F = {ratio:.1f} on {more - rank} "
         f"and {freedom}), more than chance allows: the form lacks something."
     )

@@ -103,6 +103,7 @@ def fit(
     prototype = _prototype(law, train)
     logs = train.logs()
     form = posynomial(prototype, logs.variables, logs.loss, fixed)
+    _check_levels(form)
     moving = int((form.lower < form.upper).sum())
     if len(train) < moving:
         raise LawError(
@@ -127,6 +128,18 @@ def fit(
         outlier_rule=outlier_rule,
         remarks_of_table=runs.remarks,
     )
+
+
+def _check_levels(form: Posynomial) -> None:
+    """Refuse runs that say nothing at all of an exponent."""
+    for k in range(form.terms, len(form.names)):
+        # the levels differ by rounding alone; a term whose prefactor is fixed is not centred
+        if form.lower[k] < form.upper[k] and np.ptp(form.design[:, :, k], axis=1).max() < 1e-9:
+            terms = [form.names[t] for t, own in enumerate(form.own) if k in own]
+            raise LawError(
+                f"what the exponent {form.names[k]} acts on is the same in all runs, so they say "
+                f"nothing of it; hold it and {', '.join(terms)} with fixed, or add other runs."
+            )
 
 
 def starting_points(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -207,10 +208,10 @@ class FitResult(BaseModel):
         variables = np.array(self.centre)[:, None]
         names = list(self.coefficients)
         values = {name: self.coefficients[name].value for name in names}
-        centre = dict(
-            zip(("n_total", "n_active", "tokens", "expert_split"), np.exp(self.centre), strict=True)
+        at = sum(
+            term.coefficient * math.exp(float(np.dot(term.exponents, self.centre)))
+            for term in self.law.terms
         )
-        at = self.law.loss(**{name: float(value) for name, value in centre.items()})
         form = posynomial(self.law, variables, np.log([at]))
         free = [k for k, name in enumerate(form.names) if self._free(name)]
         order = [

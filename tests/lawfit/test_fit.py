@@ -26,7 +26,7 @@ from lawfit._descent import Problem, descend
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit.fitting import starting_points
 
-from .fit_tables import NOISE, dense_points, dense_runs, joint_runs, paper_points, simulated
+from .fit_tables import NOISE, dense_points, dense_runs, joint_runs, paper_points, simulated, table
 
 LAWS = (CHINCHILLA_EPOCH, MOSAIC_TABLE2, MOSAIC_TABLE2.at_split(4.0))
 
@@ -348,6 +348,51 @@ def test_lack_of_fit_is_said_of_the_wrong_form_and_not_of_the_right_one() -> Non
     assert said <= 1  # at a chance of 0.001 each
 
 
+def test_losses_that_grow_with_size_lack_fit_at_every_bound() -> None:
+    size, _, tokens, split = dense_points()
+    grown = 2.0 * (size / 1e9) ** 0.1 * (tokens / 1e10) ** 0.1
+    found = fit("chinchilla", table(size, size, tokens, split, grown), starts=20)
+    assert {"lack_of_fit", "parameter_at_bound"} <= set(reasons(found))
+    assert {c.at_bound for c in found.coefficients.values()} == {None, "lower"}
+
+
+def test_a_term_fades_to_its_bound_from_every_start() -> None:
+    """At one expert split these runs leave the constant nothing, on a nearly flat ridge."""
+    total, active, tokens, _ = paper_points()
+    points = (total, active, tokens, np.full(len(total), 4.0))
+    found = fit("per_split", simulated(MOSAIC_TABLE2, points, NOISE, 1), starts=30)
+    assert found.converged
+    assert found.starts_agreeing >= 20
+    assert found.coefficients["e"].at_bound == "lower"
+    assert len(found.ensemble(20, 1)) == 20
+
+
+@pytest.mark.parametrize("name", ["beta", "eta", "lambda_"])
+def test_an_exponent_of_what_never_moves_is_refused(name: str) -> None:
+    total, active, tokens, split = paper_points()
+    points = {
+        "beta": (total, active, np.full(len(total), 1e10), split),
+        "eta": (total, active, tokens, np.full(len(total), 4.0)),
+        "lambda_": (total, total / 8.0, tokens, split),
+    }[name]
+    with pytest.raises(LawError, match=f"exponent {name} acts on is the same in all runs"):
+        fit("joint", simulated(MOSAIC_TABLE2, points, NOISE, 1))
+
+
+@pytest.mark.parametrize("kind", ["chinchilla", "joint"])
+@given(seed=st.integers(0, 100), size=st.floats(1e-6, 1e-4))
+@settings(max_examples=10)
+def test_a_small_step_is_the_same_straight_in_parameters_and_in_terms(
+    kind: str, seed: int, size: float
+) -> None:
+    law = MOSAIC_TABLE2 if kind == "joint" else CHINCHILLA_EPOCH
+    _, form, _ = problem_of(law, 1e-3)
+    point = near(form, law, seed)[None]
+    step = size * np.random.default_rng(seed).standard_normal(point.shape)
+    bent = form.along_terms(point, step)
+    np.testing.assert_allclose(bent, point + step, rtol=0, atol=100.0 * size**2 + 1e-14)
+
+
 @pytest.mark.parametrize(("noise", "lacks"), [(NOISE, False), (NOISE / 2.0, True)])
 def test_a_known_noise_tests_the_fit(noise: float, lacks: bool) -> None:
     found = fit("joint", joint_runs(), objective="least_squares", starts=20, noise=noise)
@@ -487,7 +532,10 @@ def test_draws_leave_bound_and_fixed_coefficients_alone() -> None:
         ({"objective": "mean"}, "'huber' or 'least_squares'"),
         ({"starts": 0}, "must be at least 1"),
         ({"starts": []}, "starts is empty"),
-        ({"starts": [MOSAIC_TABLE2.at_split(1.0)], "law": "joint"}, "another kind"),
+        (
+            {"law": "joint", "runs": joint_runs(), "starts": [MOSAIC_TABLE2.at_split(1.0)]},
+            "another kind",
+        ),
         ({"noise": -1.0}, "noise is -1"),
         ({"outliers": "lowest:3"}, "'highest:'"),
         ({"outliers": ["nobody"]}, "'nobody'"),

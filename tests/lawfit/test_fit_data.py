@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -80,14 +81,18 @@ def test_the_published_refit_is_the_limit_of_least_absolute_deviations(shared_da
     assert numbers(found) == pytest.approx([law.a, law.b, law.e, law.alpha, law.beta], rel=2e-4)
     assert f"{found.law.e:.4f}" == "1.8169"  # exp(.597112) of their notebook; the text has 1.8172
     huber = fit("chinchilla", runs, outliers="highest:5")
-    theirs = fit(
-        "chinchilla",
-        runs,
-        outliers="highest:5",
-        fixed={"a": law.a, "b": law.b, "e": found.law.e, "alpha": law.alpha, "beta": law.beta},
-        starts=2,
-    )
-    assert 1.0001 < theirs.objective / huber.objective < 1.001
+    printed = {  # by their notebook, in full
+        "a": math.exp(6.177955975826981),
+        "b": math.exp(7.6427323622433505),
+        "e": math.exp(0.5971119597824348),
+        "alpha": 0.34781302903942635,
+        "beta": 0.3658541172951044,
+    }
+    theirs = fit("chinchilla", runs, outliers="highest:5", fixed=printed, starts=2)
+    assert theirs.objective == pytest.approx(1.018645e-3, rel=1e-6)
+    assert theirs.objective > 1.0003 * huber.objective
+    limit = fit("chinchilla", runs, delta=1e-8, outliers="highest:5", fixed=printed, starts=2)
+    assert limit.objective == pytest.approx(found.objective, rel=1e-6)
 
 
 def test_the_sandwich_is_near_the_bootstrap_of_the_chinchilla_points(shared_data: Path) -> None:
