@@ -323,7 +323,7 @@ def held_out(runs: Runs, rule: str | Sequence[str] | None) -> BoolArray:
         The table.
     rule : str or sequence of str or None
         ``"nact:0.1"``: the tenth with most active parameters within each expert split, rounded to
-        the nearest number of runs (Section 7.2 of arXiv 2608.10605 holds out so);
+        the nearest number of runs (arXiv 2608.10605 holds out so);
         ``"future:0.1"``: the tenth of all runs with most compute ``6 N_act D``; the ids of the
         runs themselves; or None, no run.
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from lawfit import CHINCHILLA_EPOCH, MOSAIC_TABLE2, Runs, ScalingLaw
+from lawfit import CHINCHILLA_EPOCH, MOSAIC_TABLE2, AnyLaw, FitResult, Runs, ScalingLaw, fit
 from lawfit.published_runs import run_design
 
 NOISE = 0.0035
@@ -67,3 +67,18 @@ def joint_runs(noise: float = NOISE, seed: int = 0) -> Runs:
 
 def dense_runs(noise: float = NOISE, seed: int = 0, rows: int = 120) -> Runs:
     return simulated(CHINCHILLA_EPOCH, dense_points(rows), noise, seed)
+
+
+@cache
+def fitted(kind: str, seed: int = 0, delta: float = 1e-3) -> FitResult:
+    runs = joint_runs(seed=seed) if kind == "joint" else dense_runs(seed=seed)
+    return fit(kind, runs, delta=delta, starts=40)
+
+
+def reasons(result: FitResult) -> list[str]:
+    return [remark.reason for remark in result.warnings]
+
+
+def predicted(law: AnyLaw, runs: Runs) -> np.ndarray:
+    names = ("n_total", "n_active", "tokens", "expert_split")
+    return law.loss(**{name: runs.column(name) for name in names})
