@@ -8,8 +8,8 @@ fields, so with the logarithms ``x`` of the variables, centred on the runs,
 where ``u_i`` is the logarithm of term ``i`` at the centre and ``d_if`` how field ``f`` enters the
 four exponents of that term. The parameters are the ``u_i`` and the ``theta_f``; a field in two
 terms ties their exponents. A prefactor is an exponential, and so above 0 (Hoffmann et al., arXiv
-2203.15556, approach 3). With the shares ``p_i`` of the terms in the loss and ``z_i`` the derivative of
-the exponent of term ``i`` in the parameters, the derivatives of ``log L`` are
+2203.15556, approach 3). With the shares ``p_i`` of the terms in the loss and ``z_i`` the
+derivative of the exponent of term ``i`` in the parameters, the derivatives of ``log L`` are
 
     m = sum_i p_i z_i,     sum_i p_i z_i z_i' - m m'.
 """
