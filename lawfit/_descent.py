@@ -146,7 +146,8 @@ def _descend(problem: Problem, starts: FloatArray) -> Found:
 def _without_traces(problem: Problem, found: Found) -> Found:
     """Take terms that fade to their bound at once: a logarithm creeps there.
 
-    A start keeps its place where that, and the descent from there, does not end as low.
+    They are held at the bound while the rest descends. A start keeps its place where that does
+    not end as low, or where the gradient would lift such a term again.
     """
     terms, lower = problem.form.terms, problem.form.lower
     slope = problem.derivatives(found.points).gradient
@@ -157,8 +158,12 @@ def _without_traces(problem: Problem, found: Found) -> Found:
         return found
     points = found.points[moved]
     points[:, :terms] = np.where(fading[moved], lower[:terms], points[:, :terms])
-    ended = _stage(problem, points, MOST_STEPS, GRADIENT)
-    better = ended.value <= found.value[moved] + 1e-9 * found.value[moved] + problem.rounding
+    upper = np.repeat(problem.form.upper[None], len(moved), axis=0)
+    upper[:, :terms] = np.where(fading[moved], lower[:terms], upper[:, :terms])
+    ended = _stage(problem, points, MOST_STEPS, GRADIENT, upper)
+    lifted = (problem.derivatives(ended.points).gradient[:, :terms] < 0.0) & fading[moved]
+    better = ~lifted.any(axis=1)
+    better &= ended.value <= found.value[moved] + 1e-9 * found.value[moved] + problem.rounding
     taken = moved[better]
     kept = Found(
         found.points.copy(), found.value.copy(), found.gradient.copy(), found.converged.copy()
@@ -168,9 +173,20 @@ def _without_traces(problem: Problem, found: Found) -> Found:
     return kept
 
 
-def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) -> Found:
-    """Take damped Newton steps until the projected gradient of each start is small enough."""
-    lower, upper = problem.form.lower, problem.form.upper
+def _stage(
+    problem: Problem,
+    starts: FloatArray,
+    most: int,
+    tolerance: float,
+    highest: FloatArray | None = None,
+) -> Found:
+    """Take damped Newton steps until the projected gradient of each start is small enough.
+
+    ``highest`` holds upper bounds of each start, shape (starts, parameters).
+    """
+    lower = problem.form.lower
+    if highest is None:
+        highest = np.repeat(problem.form.upper[None], len(starts), axis=0)
     points, value = starts.copy(), problem.value(starts)
     floor = problem.rounding
     damping = np.full(len(points), 1e-2)
@@ -178,7 +194,7 @@ def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) ->
     decrement = np.full(len(points), np.inf)
     active = np.arange(len(points))
     for _ in range(most):
-        at = points[active]
+        at, upper = points[active], highest[active]
         found = problem.derivatives(at)
         slope, scale = found.gradient, np.sqrt(np.maximum(found.diagonal, 1e-300))
         held = ((at <= lower) & (slope >= 0.0)) | ((at >= upper) & (slope <= 0.0))
