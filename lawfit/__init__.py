@@ -2,7 +2,8 @@
 
 Laws are frozen values with one interface, `ScalingLaw`; those of papers with other
 variables are a `GeneralLaw`. This package evaluates published laws and the user's
-own, and draws of the joint law; it fits none.
+own, draws laws, and fits them to runs: `fit` takes a table of `Runs` and says
+itself whether it found the optimum.
 
 Examples
 --------
@@ -18,6 +19,7 @@ from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
+from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
@@ -45,6 +47,8 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.reconstruction import published_ensemble
+from lawfit.result import Coefficient, Covariance, FitResult
+from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
 from lawfit.shared_laws import EfficiencyLeverage, ZhaoLaw
 from lawfit.sparse_laws import AbnarLaw, KrajewskiLaw
@@ -72,8 +76,11 @@ __all__ = [
     "AnyLaw",
     "ChinchillaLaw",
     "ClarkLaw",
+    "Coefficient",
+    "Covariance",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
+    "FitResult",
     "FloatArray",
     "GadreLaw",
     "GeneralLaw",
@@ -91,11 +98,15 @@ __all__ = [
     "PowerTerm",
     "PrintedCoefficient",
     "Quantity",
+    "Remark",
+    "Runs",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
+    "fit",
+    "held_out",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
