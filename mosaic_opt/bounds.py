@@ -35,7 +35,6 @@ class BlockBounds:
         inf where no layout of a block is legal, fits or may be chosen.
         """
         problem = self.problem
-        envelope = problem.envelope
         if not len(self.blocks.values) or not len(indices):
             return np.empty((len(indices), len(self.blocks.values)))
         possible = np.stack([problem.block_rules.mask(problem.rule_values[i]) for i in indices])
@@ -44,14 +43,10 @@ class BlockBounds:
             problem.records[indices],
             self.blocks,
             possible,
-            hardware=envelope.cluster.constants_for(envelope.batch.precision),
             stack=problem.profile.stack(),
-            optimizer=envelope.batch.optimizer.dims,
-            seq_len=envelope.batch.seq_len,
-            global_batch=envelope.batch.global_batch,
-            n_devices=envelope.cluster.n_devices,
-            memory_cap_bytes=envelope.memory_cap_bytes,
-            alike=problem.alike,
+            n_devices=problem.envelope.cluster.n_devices,
+            memory_cap_bytes=problem.envelope.memory_cap_bytes,
+            **problem.run,
         )
 
     def losses(self, indices: Indices, floor_s: Floats) -> Floats:

@@ -285,7 +285,7 @@ def _run(
         if error in raised:
             raise
         return _blank(listed, State.REFUSED, str(error).rstrip("."), options), None
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a backend may raise anything: that is its row
         if error in raised:
             raise
         return _blank(listed, State.FAILED, _words(error), options), None
@@ -296,7 +296,7 @@ def _run(
     try:
         certificate = certify(problem, report)
         solution = assemble(problem, report, certificate, listed.name)
-    except Exception as error:
+    except Exception as error:  # a report may hold anything, and certify trusts its types
         words = f"its report cannot be checked: {_words(error)}"
         return _blank(listed, State.FAILED, words, options), None
     claim = Claim(listed.name, listed.provides, report, certificate)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from math import inf, nan
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +27,24 @@ from perfmodel.architecture import Architecture
 from perfmodel.batch import alike_of, loads_of, plan_matrix, price
 from perfmodel.bounds import BLOCK_COLUMNS, Blocks, blocks_of
 from perfmodel.calibration.stacks import StackProfile, load_stack
+from perfmodel.hardware import Hardware
+from perfmodel.memory import OptimizerDims
 from perfmodel.mesh import PlanDims
 from perfmodel.plan import Plan
 from perfmodel.plan_table import PlanTable, RuleMasks
 from perfmodel.records import as_records
+from perfmodel.stack import Stack
 from perfmodel.step import StepEstimate, estimate, legal_model
+
+
+class RunArguments(TypedDict):
+    """Arguments of the kernels that follow from the envelope alone."""
+
+    hardware: Hardware
+    optimizer: OptimizerDims
+    seq_len: int
+    global_batch: int
+    alike: PlanDims
 
 
 class Problem:
@@ -55,8 +69,21 @@ class Problem:
         return len(self.architectures) * len(self.table)
 
     @cached_property
-    def _matrix(self) -> NDArray[np.float64]:
+    def matrix(self) -> NDArray[np.float64]:
+        """Every layout in the form that the kernels read, one row a layout."""
         return plan_matrix(self.table)
+
+    @cached_property
+    def run(self) -> RunArguments:
+        """What every price of the problem has in common."""
+        envelope = self.envelope
+        return {
+            "hardware": envelope.cluster.constants_for(envelope.batch.precision),
+            "optimizer": envelope.batch.optimizer.dims,
+            "seq_len": envelope.batch.seq_len,
+            "global_batch": envelope.batch.global_batch,
+            "alike": self.alike,
+        }
 
     @cached_property
     def alike(self) -> PlanDims:
@@ -124,21 +151,19 @@ class Problem:
         return np.flatnonzero(self.table.legal(self.rule_values[index])).astype(np.int64)
 
     def price(
-        self, index: int, rows: NDArray[np.int64]
+        self, index: int, rows: NDArray[np.int64], stack: Stack | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return step times [s] and memory [B] of a candidate under the given layouts."""
-        envelope = self.envelope
+        """Return step times [s] and memory [B] of a candidate under the given layouts.
+
+        ``stack`` stands in for the constants of the envelope's profile.
+        """
         return price(
             self.architectures[index],
-            self._matrix,
+            self.matrix,
             rows,
-            hardware=envelope.cluster.constants_for(envelope.batch.precision),
-            stack=self.profile.stack(),
-            optimizer=envelope.batch.optimizer.dims,
-            seq_len=envelope.batch.seq_len,
-            global_batch=envelope.batch.global_batch,
-            alike=self.alike,
+            stack=stack or self.profile.stack(),
             loads=self.loads,
+            **self.run,
         )
 
     def reprice(self, index: int, plan: Plan) -> StepEstimate:
@@ -167,11 +192,8 @@ class Problem:
         if not available > 0.0:  # failures leave nothing of the window
             return Tokens(float("nan"), available, "window")
         n_active = float(self.n_active(index))
-        return Tokens(
-            float(rule.budget(available, n_active)),
-            available,
-            rule.binding(available, n_active),
-        )
+        budget = float(rule.budget(available, n_active))
+        return Tokens(budget, available, rule.binding(budget, available, n_active))
 
     def loss(self, index: int, tokens: float) -> float:
         """Return the law's loss of a candidate after ``tokens`` tokens [nats/token].

@@ -6,7 +6,6 @@ stands for a candidate without a layout. What a search does not reach has the de
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from functools import partial
@@ -43,7 +42,7 @@ def best_steps(
     """Find the steps of the best layouts; as much work as an exact search."""
     cap = problem.envelope.memory_cap_bytes
     least = partial(problem.least_steps, caps_bytes=(cap, cap + GB, cap - GB))
-    results = in_order(least, range(len(problem.architectures)), workers or os.cpu_count() or 1)
+    results = in_order(least, range(len(problem.architectures)), workers)
     return _gathered(problem, results, limits, progress)
 
 
@@ -56,7 +55,7 @@ def floor_steps(
     """
     bounds, everyone = BlockBounds(problem), np.arange(len(problem.architectures))
     chunks = [everyone[i : i + _AT_ONCE] for i in range(0, len(everyone), _AT_ONCE)]
-    found = in_order(bounds.floors, chunks, workers or os.cpu_count() or 1)
+    found = in_order(bounds.floors, chunks, workers)
 
     def each() -> Generator[Array, None, None]:
         try:

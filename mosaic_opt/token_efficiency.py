@@ -17,6 +17,7 @@ D_eff. D_eff rises with D as long as B_crit rises slower than D_eff itself, whic
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from math import exp, log
 from typing import Annotated, Literal
@@ -69,9 +70,9 @@ class _CriticalBatch(Frozen):
     source: Source = Source.ASSUMED
     origin: Annotated[str, Field(max_length=400)] = ""
 
+    @abstractmethod
     def at(self, tokens_effective: float, loss_of: LossOf) -> float:
         """Return the critical batch where the law's tokens are so many [token]."""
-        raise NotImplementedError
 
     def tokens_for(self, tokens_effective: float, batch_tokens: float, loss_of: LossOf) -> float:
         """Return the tokens that count as ``tokens_effective`` under the law, D(D_eff) [token]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Annotated, Literal
 
 import numpy as np
@@ -64,9 +64,7 @@ class TokenRule(Frozen):
         n_active : float or array
             Active parameters under the envelope's convention.
         """
-        budget = np.minimum(available, inf if self.max_tokens is None else self.max_tokens)
-        if self.max_tokens_per_parameter is not None:
-            budget = np.minimum(budget, self.max_tokens_per_parameter * n_active)
+        budget = self._cut(available, n_active)
         if self.kind == "grid":
             within, budget = budget, np.full(np.shape(budget), nan)
             for ratio in self.tokens_per_parameter:
@@ -77,28 +75,31 @@ class TokenRule(Frozen):
             budget = np.where(budget < least * n_active, nan, budget)
         return np.asarray(budget)
 
-    def binding(self, available: float, n_active: float) -> str:
+    def binding(self, budget: float, available: float, n_active: float) -> str:
         """Name what sets a candidate's tokens, or the rule that leaves it none.
 
-        "window", "max_tokens", "max_tokens_per_parameter" or "grid"; where `budget` is NaN
+        "window", "max_tokens", "max_tokens_per_parameter" or "grid"; where the `budget` is NaN
         "tokens_per_parameter" or "min_tokens_per_parameter".
         """
-        caps = {
-            "window": available,
-            "max_tokens": inf if self.max_tokens is None else self.max_tokens,
-            "max_tokens_per_parameter": (self.max_tokens_per_parameter or inf) * n_active,
-        }
-        name = min(caps, key=lambda cap: caps[cap])  # the first of equals
-        budget = caps[name]
+        cut = float(self._cut(available, n_active))
+        if isnan(budget):
+            unlisted = all(ratio * n_active > cut for ratio in self.tokens_per_parameter)
+            named = "tokens_per_parameter" if unlisted else "min_tokens_per_parameter"
+            return named if self.kind == "grid" else "min_tokens_per_parameter"
         if self.kind == "grid":
-            fitting = [r * n_active for r in self.tokens_per_parameter if r * n_active <= budget]
-            if not fitting:
-                return "tokens_per_parameter"
-            name, budget = "grid", max(fitting)
-        least = self.min_tokens_per_parameter
-        if least is not None and budget < least * n_active:
-            return "min_tokens_per_parameter"
-        return name
+            return "grid"
+        if cut == available:
+            return "window"
+        return "max_tokens" if cut == self.max_tokens else "max_tokens_per_parameter"
+
+    def _cut(
+        self, available: float | NDArray[np.float64], n_active: float | NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return what the caps leave of the window's tokens."""
+        cut = np.minimum(available, inf if self.max_tokens is None else self.max_tokens)
+        if self.max_tokens_per_parameter is not None:
+            cut = np.minimum(cut, self.max_tokens_per_parameter * n_active)
+        return np.asarray(cut)
 
     @property
     def least_tokens_per_parameter(self) -> float:

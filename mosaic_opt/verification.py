@@ -11,7 +11,6 @@ compared: the versions of packages, and the name of the backend.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from math import inf, isclose, isnan, nan
 from typing import Any, Literal
@@ -20,7 +19,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError
 
 from lawfit import LawError
-from mosaic_opt.backends.base import Report, Termination
+from mosaic_opt.backends.base import Report, Termination, check_workers
 from mosaic_opt.bounds import BlockBounds
 from mosaic_opt.certificate import RELATIVE_TOLERANCE, certify
 from mosaic_opt.envelope import parse_envelope
@@ -37,6 +36,9 @@ Count = Callable[[str, int, int], None]
 """Told what is counted, how much is done, and of how much."""
 
 MOST_DIFFERENCES = 50
+
+_AT_ONCE = 32
+"""Candidates that a thread bounds in one call."""
 
 
 class _Nothing:
@@ -115,10 +117,11 @@ def verify(
     ------
     MosaicError
         The envelope of the document cannot be read, or asks for a pack, stack or law that is not
-        here; a sample below 0.
+        here; a sample below 0, or workers below 1.
     """
     if sample is not None and sample < 0:
         raise MosaicError(f"sample={sample} must be at least 0; nearest: 0.")
+    check_workers(workers)
     problem = _problem(solution)
     found = [*_provenance(problem, solution)]
     checked: list[int] = []
@@ -266,15 +269,21 @@ def _searched_again(
     found: list[Difference] = []
     n = range(len(problem.architectures))
 
-    def again(index: int) -> Settled:
-        floors = bounds.floors(np.array([index]))[0]
-        return bounds.examine(index, floors, settled[index].cutoff_s)
+    def again(indices: list[int]) -> list[Settled]:
+        floors = bounds.floors(np.array(indices))
+        return [
+            bounds.examine(index, of_one, settled[index].cutoff_s)
+            for index, of_one in zip(indices, floors, strict=True)
+        ]
 
     known = [index for index in chosen if index in n]
-    results = in_order(again, known, workers or os.cpu_count() or 1)
-    for done, (index, result) in enumerate(zip(known, results, strict=True), start=1):
-        where = f"candidate {index} ({problem.architectures[index].name})"
-        found += differences(where, _fields(settled[index]), _fields(result))
+    chunks = [known[i : i + _AT_ONCE] for i in range(0, len(known), _AT_ONCE)]
+    done = 0
+    for results in in_order(again, chunks, workers):
+        for result in results:
+            where = f"candidate {result.index} ({problem.architectures[result.index].name})"
+            found += differences(where, _fields(settled[result.index]), _fields(result))
+        done += len(results)
         if progress is not None:
             progress("candidates", done, len(known))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Iterable[Item], workers: int
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int | None
 ) -> Generator[Result, None, None]:
     """Yield the result of each item, in the order of the items.
 
@@ -27,9 +28,11 @@ def in_order(
         What to do with an item; it gains from threads where it holds no interpreter lock. What it
         raises is raised where its result is due.
     items : iterable
-    workers : int
-        Threads, at least 1; one worker is the caller's own thread, item by item.
+    workers : int or None
+        Threads, at least 1, or None for all cores; one worker is the caller's own thread, item by
+        item.
     """
+    workers = workers or os.cpu_count() or 1
     if workers == 1:
         yield from map(work, items)
         return

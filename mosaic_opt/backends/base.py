@@ -113,6 +113,18 @@ class Backend(ABC):
         """Search a problem until it is done, a limit is reached or the user interrupts."""
 
 
+def check_workers(workers: int | None) -> None:
+    """Refuse an impossible number of threads; None stands for all cores.
+
+    Raises
+    ------
+    MosaicError
+        It is below 1.
+    """
+    if workers is not None and workers < 1:
+        raise MosaicError(f"workers={workers} must be at least 1; nearest: 1.")
+
+
 def rank(outcome: Outcome) -> tuple[float, int]:
     """Order candidates: the least loss first, and of equals the first in the problem."""
     return outcome.loss, outcome.index

@@ -10,7 +10,6 @@ number of workers.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -29,10 +28,10 @@ from mosaic_opt.backends.base import (
     Report,
     Termination,
     better,
+    check_workers,
     rank,
 )
 from mosaic_opt.bounds import BlockBounds, Floats
-from mosaic_opt.errors import MosaicError
 from mosaic_opt.outcome import Discarded, Outcome
 from mosaic_opt.problem import Problem
 from perfmodel.threads import in_order
@@ -69,8 +68,7 @@ class BranchAndBound(Backend):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.workers is not None and self.workers < 1:
-            raise MosaicError(f"workers={self.workers} must be at least 1; nearest: 1.")
+        check_workers(self.workers)
 
     @classmethod
     def availability(cls) -> Availability:
@@ -82,7 +80,7 @@ class BranchAndBound(Backend):
     ) -> Report:
         """Examine the candidates, the most promising first; an interrupt keeps what was done."""
         deadline = inf if limits.time_s is None else time.monotonic() + limits.time_s
-        search = _Search(problem, self.workers or os.cpu_count() or 1, deadline, progress)
+        search = _Search(problem, self.workers, deadline, progress)
         termination = Termination.EXHAUSTED
         try:
             search.bound()
@@ -102,7 +100,11 @@ class _Search:
     """What is known so far."""
 
     def __init__(
-        self, problem: Problem, workers: int, deadline: float, progress: ProgressCallback | None
+        self,
+        problem: Problem,
+        workers: int | None,
+        deadline: float,
+        progress: ProgressCallback | None,
     ) -> None:
         n = len(problem.architectures)
         self.problem = problem

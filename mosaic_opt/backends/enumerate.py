@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -18,10 +17,10 @@ from mosaic_opt.backends.base import (
     Termination,
     better,
     bounds_of_the_rest,
+    check_workers,
     dual_bound,
     rank,
 )
-from mosaic_opt.errors import MosaicError
 from mosaic_opt.outcome import Outcome
 from mosaic_opt.problem import Problem
 from perfmodel.threads import in_order
@@ -46,8 +45,7 @@ class Enumerate(Backend):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.workers is not None and self.workers < 1:
-            raise MosaicError(f"workers={self.workers} must be at least 1; nearest: 1.")
+        check_workers(self.workers)
 
     @classmethod
     def availability(cls) -> Availability:
@@ -62,7 +60,7 @@ class Enumerate(Backend):
         outcomes: dict[int, Outcome] = {}
         termination = Termination.EXHAUSTED
         deadline = None if limits.time_s is None else time.monotonic() + limits.time_s
-        results = in_order(problem.solve_candidate, range(n), self.workers or os.cpu_count() or 1)
+        results = in_order(problem.solve_candidate, range(n), self.workers)
         best: Outcome | None = None
         ahead = bounds_of_the_rest(problem) if progress is not None else []
         try:

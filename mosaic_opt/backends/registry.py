@@ -113,7 +113,7 @@ def made(name: str) -> Backend:
         return found()
     except MosaicError:
         raise
-    except Exception as error:
+    except Exception as error:  # a stranger's class may raise anything; one of ours is a bug
         if name in BACKENDS:
             raise
         raise MosaicError(
@@ -219,7 +219,7 @@ def _state(kind: type[Backend]) -> Availability:
     """Ask a backend whether it can run here."""
     try:
         state = kind.availability()
-    except Exception as error:
+    except Exception as error:  # the same of what it says of itself
         raise _BrokenError(f"its availability fails with {said(error)}") from error
     if not isinstance(state, Availability):
         raise _BrokenError(f"its availability is {state!r}, which is no Availability")

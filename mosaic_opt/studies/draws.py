@@ -32,7 +32,6 @@ from lawfit import MOSAIC_TABLE2, LawEnsemble, published_ensemble
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.outcome import Priced
 from mosaic_opt.problem import Problem
-from perfmodel.batch import plan_matrix, price
 from perfmodel.batch_draws import least_steps
 from perfmodel.frozen import Frozen
 from perfmodel.stack import MEMORY_CONSTANTS, Stack
@@ -108,8 +107,6 @@ class LowerLevel:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._plans = plan_matrix(problem.table)
-        self._hardware = problem.envelope.cluster.constants_for(problem.envelope.batch.precision)
         self._fitting: dict[int, NDArray[np.int64]] = {}
 
     def least(
@@ -147,44 +144,26 @@ class LowerLevel:
         if index not in self._fitting:
             priced = self.problem.priced(index)
             self._fitting[index] = priced.rows[self.problem.allowed(priced)]
-        envelope = self.problem.envelope
         return least_steps(
             self.problem.architectures[index],
-            self._plans,
+            self.problem.matrix,
             self._fitting[index],
             stacks,
             likely=likely,
-            hardware=self._hardware,
-            optimizer=envelope.batch.optimizer.dims,
-            seq_len=envelope.batch.seq_len,
-            global_batch=envelope.batch.global_batch,
-            alike=self.problem.alike,
             loads=self.problem.loads,
+            **self.problem.run,
         )
 
     def _one_by_one(self, index: int, stacks: Sequence[Stack]) -> Best:
         """Price every legal layout under each stack: memory differs from draw to draw."""
-        envelope = self.problem.envelope
         rows = self.problem.legal_rows(index)
         best_s = np.full(len(stacks), np.inf)
         best_row = np.full(len(stacks), -1, dtype=np.int64)
         for d, stack in enumerate(stacks):
-            step_s, memory = price(
-                self.problem.architectures[index],
-                self._plans,
-                rows,
-                hardware=self._hardware,
-                stack=stack,
-                optimizer=envelope.batch.optimizer.dims,
-                seq_len=envelope.batch.seq_len,
-                global_batch=envelope.batch.global_batch,
-                alike=self.problem.alike,
-                loads=self.problem.loads,
-            )
-            priced = Priced(rows, step_s, memory)
+            priced = Priced(rows, *self.problem.price(index, rows, stack))
             at = self.problem.best_of(priced)
             if at is not None:
-                best_s[d], best_row[d] = step_s[at], rows[at]
+                best_s[d], best_row[d] = priced.step_s[at], rows[at]
         return best_s, best_row
 
 
@@ -304,7 +283,7 @@ def worlds(
     draws: Draws,
     *,
     likely: NDArray[np.int64],
-    workers: int,
+    workers: int | None,
     progress: Count | None = None,
 ) -> Worlds:
     """Solve the lower level of every candidate in every draw.

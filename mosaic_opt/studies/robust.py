@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lawfit import LawEnsemble
-from mosaic_opt.backends.base import Limits, Termination
+from mosaic_opt.backends.base import Limits, Termination, check_workers
 from mosaic_opt.backends.enumerate import Enumerate
 from mosaic_opt.envelope import Envelope
 from mosaic_opt.errors import MosaicError
@@ -105,7 +104,6 @@ def robust(
     """
     parts = _checked(draws, seed, uncertain, workers)
     split = shares or Shares()
-    threads = workers or os.cpu_count() or 1
     problem = Problem(envelope)
     n = len(problem.architectures)
     if draws * n > MAX_CELLS:
@@ -113,12 +111,12 @@ def robust(
             f"draws={draws} of {n} candidates are {draws * n:,} losses, which must be at most "
             f"{MAX_CELLS:,}; nearest: {MAX_CELLS // n}."
         )
-    point = solve(envelope, backend=Enumerate(workers=threads), limits=Limits())
+    point = solve(envelope, backend=Enumerate(workers=workers), limits=Limits())
     if point.termination == Termination.INTERRUPTED.value:
         raise KeyboardInterrupt
     lower, stated = LowerLevel(problem), (problem.profile.stack(),)
     rows, step_s = np.full(n, -1, dtype=np.int64), np.full(n, np.inf)
-    for i, (least, row) in enumerate(in_order(lambda i: lower.least(i, stated), range(n), threads)):
+    for i, (least, row) in enumerate(in_order(lambda i: lower.least(i, stated), range(n), workers)):
         rows[i], step_s[i] = row[0], least[0]
     errors, names = errors_of(problem, rows)
     drawn = draw(
@@ -132,7 +130,7 @@ def robust(
         shares=split,
         progress=progress,
     )
-    solved = worlds(lower, drawn, likely=rows, workers=threads, progress=progress)
+    solved = worlds(lower, drawn, likely=rows, workers=workers, progress=progress)
     laws = drawn.laws.first(len(solved.losses))
     rests_on = RestsOn(
         law=Source(laws.basis) if "law" in parts else None,
@@ -155,8 +153,7 @@ def _checked(
         raise MosaicError(f"draws={draws} must be from 1 to {MAX_DRAWS}; nearest: {near}.")
     if seed < 0:
         raise MosaicError(f"seed={seed} must be at least 0; nearest: 0.")
-    if workers is not None and workers < 1:
-        raise MosaicError(f"workers={workers} must be at least 1; nearest: 1.")
+    check_workers(workers)
     unknown = [part for part in uncertain if part not in PARTS]
     if unknown or isinstance(uncertain, str) or not uncertain:
         said = repr(uncertain) if isinstance(uncertain, str) else repr(tuple(uncertain))

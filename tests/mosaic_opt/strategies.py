@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hypothesis import strategies as st
 
 from mosaic_opt.backends.enumerate import Enumerate
@@ -38,6 +41,16 @@ TINY: dict[str, Any] = {
 def tiny(**changes: Any) -> dict[str, Any]:
     """Return a copy of `TINY` with other values at the top level."""
     return copy.deepcopy(TINY) | changes
+
+
+Run = Callable[..., tuple[int, str, str]]
+"""The command line as a function of its words: exit code, stdout, stderr."""
+
+
+def written(folder: Path, **changes: Any) -> str:
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny(**changes)), "utf-8")
+    return str(file)
 
 
 def tiny_envelope(**changes: Any) -> Envelope:

@@ -6,14 +6,12 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from mosaic_opt import cli
 from mosaic_opt.backends.base import Availability, Limits, Report
 from mosaic_opt.backends.cpsat.search import CpSat
 from mosaic_opt.backends.entries import BACKENDS
@@ -22,20 +20,7 @@ from mosaic_opt.comparison import Comparison
 from mosaic_opt.problem import Problem
 
 from .distributions import BACKEND, install
-from .strategies import tiny
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def mosaic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mosaic", *arguments])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return int(left.value.code or 0), *capsys.readouterr()
-
-    return run
+from .strategies import Run, tiny
 
 
 @pytest.fixture

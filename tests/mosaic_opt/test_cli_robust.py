@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from mosaic_opt import cli
 from mosaic_opt.studies import draws
 from mosaic_opt.studies.robust import robust
 from mosaic_opt.studies.robust_result import Robust
 
-from .strategies import tiny, tiny_envelope
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def mosaic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mosaic", *arguments])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        return int(left.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-def written(folder: Path, **changes: Any) -> str:
-    file = folder / "tiny.yaml"
-    file.write_text(yaml.safe_dump(tiny(**changes)), "utf-8")
-    return str(file)
+from .strategies import Run, tiny_envelope, written
 
 
 def test_a_page_and_the_document(mosaic: Run, tmp_path: Path) -> None:

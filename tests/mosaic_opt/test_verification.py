@@ -314,6 +314,12 @@ def test_an_envelope_that_cannot_be_read_is_a_sentence(place: Place) -> None:
     assert isinstance(error.value, EnvelopeError) or "nobody-has-this" in str(error.value)
 
 
+@pytest.mark.parametrize("workers", [0, -1])
+def test_impossible_workers_are_refused(workers: int) -> None:
+    with pytest.raises(MosaicError, match=f"workers={workers} must be at least 1; nearest: 1"):
+        verify(solved_tiny(), workers=workers)
+
+
 def test_a_sample_below_zero_is_refused() -> None:
     with pytest.raises(MosaicError, match="sample=-1 must be at least 0; nearest: 0"):
         verify(solved_tiny(), sample=-1)
