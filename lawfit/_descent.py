@@ -19,6 +19,7 @@ split, so its threads neither help nor slow it, and the starts do not depend on 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -52,17 +53,47 @@ _CHUNK = 4_000_000
 
 
 class Problem(NamedTuple):
-    """What is minimised: a law's form, and the runs' ``log L`` and weights, shape (runs,)."""
+    """What is minimised.
+
+    Attributes
+    ----------
+    form : Posynomial
+        The law's parametrisation on the runs.
+    log_loss, weight : ndarray of shape (1, runs) or (starts, runs)
+        Of the runs; one row for all starts, or one for each.
+    delta : float
+        Half-width of Huber's function.
+    lower, upper : ndarray of shape (1, parameters) or (starts, parameters)
+        Bounds of the parameters.
+    """
 
     form: Posynomial
     log_loss: FloatArray
     weight: FloatArray
     delta: float
+    lower: FloatArray
+    upper: FloatArray
+
+    @classmethod
+    def of(
+        cls, form: Posynomial, log_loss: FloatArray, weight: FloatArray, delta: float
+    ) -> Problem:
+        """Return the problem of arrays of one axis or two, with the bounds of the form."""
+        rows = np.atleast_2d(log_loss), np.atleast_2d(weight)
+        return cls(form, *rows, delta, form.lower[None], form.upper[None])
+
+    def at(self, starts: slice | np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Problem:
+        """Return the problem of some of the starts."""
+        names = ("log_loss", "weight", "lower", "upper")
+        rows = {name: getattr(self, name) for name in names}
+        return self._replace(
+            **{name: row if len(row) == 1 else row[starts] for name, row in rows.items()}
+        )
 
     @property
-    def rounding(self) -> float:
-        """The objective of runs that miss by rounding alone."""
-        return float(self.weight.sum() * min(self.delta, _ROUNDING) * _ROUNDING)
+    def rounding(self) -> FloatArray:
+        """The objective of runs that miss by rounding alone, shape (1,) or (starts,)."""
+        return np.asarray(self.weight.sum(axis=1) * min(self.delta, _ROUNDING) * _ROUNDING)
 
     def value(self, points: FloatArray) -> FloatArray:
         """Return the objective, shape (points,)."""
@@ -126,15 +157,25 @@ class Found(NamedTuple):
     converged: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
-def descend(problem: Problem, starts: FloatArray) -> Found:
+def descend(
+    problem: Problem,
+    starts: FloatArray,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Found:
     """Descend from every start, shape (starts, parameters)."""
-    rows = max(1, _CHUNK // (len(problem.log_loss) * len(problem.form.names)))
-    parts = [_descend(problem, starts[i : i + rows]) for i in range(0, len(starts), rows)]
-    return Found(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    most = max(1, _CHUNK // (problem.log_loss.shape[1] * len(problem.form.names)))
+    found: list[Found] = []
+    for first in range(0, len(starts), most):
+        part = slice(first, min(first + most, len(starts)))
+        found.append(_descend(problem.at(part), starts[part]))
+        if progress is not None:
+            progress(part.stop, len(starts))
+    return Found(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
 def _descend(problem: Problem, starts: FloatArray) -> Found:
-    points = np.clip(starts, problem.form.lower, problem.form.upper)
+    points = np.clip(starts, problem.lower, problem.upper)
     delta = _WIDE
     while delta > problem.delta:
         points = _stage(problem._replace(delta=delta), points, _STEPS_BEFORE, 1e-3).points
@@ -149,19 +190,24 @@ def _without_traces(problem: Problem, found: Found) -> Found:
     They are held at the bound while the rest descends. A start keeps its place where that does
     not end as low, or where the gradient would lift such a term again.
     """
-    terms, lower = problem.form.terms, problem.form.lower
+    terms = problem.form.terms
+    lower, upper = (
+        np.broadcast_to(bound, found.points.shape) for bound in (problem.lower, problem.upper)
+    )
     slope = problem.derivatives(found.points).gradient
-    here = found.points[:, :terms]
-    fading = (here > lower[:terms]) & (here < lower[:terms] + _TRACE) & (slope[:, :terms] > 0.0)
+    here, least = found.points[:, :terms], lower[:, :terms]
+    fading = (here > least) & (here < least + _TRACE) & (slope[:, :terms] > 0.0)
+    fading &= least < upper[:, :terms]
     moved = np.flatnonzero(fading.any(axis=1))
     if not moved.size:
         return found
-    points = found.points[moved]
-    points[:, :terms] = np.where(fading[moved], lower[:terms], points[:, :terms])
-    upper = np.repeat(problem.form.upper[None], len(moved), axis=0)
-    upper[:, :terms] = np.where(fading[moved], lower[:terms], upper[:, :terms])
-    ended = _stage(problem, points, MOST_STEPS, GRADIENT, upper)
-    lifted = (problem.derivatives(ended.points).gradient[:, :terms] < 0.0) & fading[moved]
+    fading, least = fading[moved], least[moved]
+    points, highest = found.points[moved], upper[moved]
+    points[:, :terms] = np.where(fading, least, points[:, :terms])
+    highest[:, :terms] = np.where(fading, least, highest[:, :terms])
+    problem = problem.at(moved)
+    ended = _stage(problem._replace(upper=highest), points, MOST_STEPS, GRADIENT)
+    lifted = (problem.derivatives(ended.points).gradient[:, :terms] < 0.0) & fading
     better = ~lifted.any(axis=1)
     better &= ended.value <= found.value[moved] + 1e-9 * found.value[moved] + problem.rounding
     taken = moved[better]
@@ -173,28 +219,17 @@ def _without_traces(problem: Problem, found: Found) -> Found:
     return kept
 
 
-def _stage(
-    problem: Problem,
-    starts: FloatArray,
-    most: int,
-    tolerance: float,
-    highest: FloatArray | None = None,
-) -> Found:
-    """Take damped Newton steps until the projected gradient of each start is small enough.
-
-    ``highest`` holds upper bounds of each start, shape (starts, parameters).
-    """
-    lower = problem.form.lower
-    if highest is None:
-        highest = np.repeat(problem.form.upper[None], len(starts), axis=0)
+def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) -> Found:
+    """Take damped Newton steps until the projected gradient of each start is small enough."""
     points, value = starts.copy(), problem.value(starts)
-    floor = problem.rounding
+    whole = problem
     damping = np.full(len(points), 1e-2)
     gradient = np.full(len(points), np.inf)
     decrement = np.full(len(points), np.inf)
     active = np.arange(len(points))
     for _ in range(most):
-        at, upper = points[active], highest[active]
+        at, problem = points[active], whole.at(active)
+        lower, upper = problem.lower, problem.upper
         found = problem.derivatives(at)
         slope, scale = found.gradient, np.sqrt(np.maximum(found.diagonal, 1e-300))
         held = ((at <= lower) & (slope >= 0.0)) | ((at >= upper) & (slope <= 0.0))
@@ -202,12 +237,14 @@ def _stage(
         gradient[active] = (np.abs(slope) / np.maximum(found.forces, 1e-300)).max(axis=1)
         free = ~held
         hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
-        hessian = np.where(free[:, :, None] & free[:, None, :], hessian, np.eye(len(lower)))
+        hessian = np.where(free[:, :, None] & free[:, None, :], hessian, np.eye(at.shape[1]))
         sizes, vectors = np.linalg.eigh(hessian)
         sizes = np.maximum(np.abs(sizes), 1e-13)
         along = np.einsum("spk,sp->sk", vectors, slope / scale)
         # the decrease that the quadratic model still sees, as a share of the objective
-        decrement[active] = (along * along / sizes).sum(axis=1) / (2.0 * value[active] + floor)
+        decrement[active] = (along * along / sizes).sum(axis=1) / (
+            2.0 * value[active] + problem.rounding
+        )
         step = -np.einsum("spk,sk->sp", vectors, along / (sizes + damping[active, None])) / scale
         step = np.clip(step, -_LONGEST, _LONGEST)
         trial = np.clip(at + step, lower, upper)

@@ -7,7 +7,7 @@ starts that agree, and not by the word of an optimizer (:mod:`lawfit._descent`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ def fit(
     fixed: Mapping[str, float] | None = None,
     noise: float | None = None,
     rng: int | np.random.Generator = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> FitResult:
     """Fit a law to runs: minimise ``sum_r weight_r h(log L(x_r) - log L_r)``.
 
@@ -82,6 +83,8 @@ def fit(
         weight w has ``noise / sqrt(w)``), for the test of fit.
     rng : int or numpy.random.Generator
         Of the random starts.
+    progress : callable, optional
+        Called with the starts that have ended, and their number.
 
     Returns
     -------
@@ -110,11 +113,11 @@ def fit(
             f"{len(train)} runs are left for {moving} coefficients, but a fit needs at least as "
             f"many runs; the nearest legal number is {moving}."
         )
-    problem = Problem(form, logs.loss, train.column("weight"), width)
+    problem = Problem.of(form, logs.loss, train.column("weight"), width)
     first = _starts(form, starts, float(np.median(logs.loss)), rng)
     if not isinstance(law, str | type):
         first = np.concatenate([[form.point(law.model_dump())], first])
-    found = descend(problem, first)
+    found = descend(problem, first, progress=progress)
     return _result(
         problem,
         found,
@@ -175,7 +178,7 @@ def _result(
     form = problem.form
     best = _best(problem, found)
     point = found.points[best]
-    margin = AGREEMENT * found.value[best] + problem.rounding
+    margin = AGREEMENT * found.value[best] + problem.rounding[0]
     agree = int((found.converged & (found.value <= found.value[best] + margin)).sum())
     starts = len(found.value)
     needed = max(_AGREE_LEAST, math.ceil(_AGREE_SHARE * starts))
@@ -193,7 +196,7 @@ def _result(
         )
         warnings.append(Remark(reason="few_starts_agree", sentence=sentence))
     log_loss, slopes, _ = form.slopes(point[None])
-    residual = log_loss[0] - problem.log_loss
+    residual = log_loss[0] - problem.log_loss[0]
     optimum = Optimum(form, point, _free(form, point), slopes[0], residual)
     warnings += remarks(optimum, train, noise)
     covariance = _covariance(optimum, problem)
@@ -245,13 +248,15 @@ def _result(
         warnings=tuple(warnings),
         covariance=covariance,
         centre=(total, active, tokens, split),
+        train=train,
+        held=held,
     )
 
 
 def _best(problem: Problem, found: Found) -> int:
     """Return the start of least objective, a converged one where it is as good."""
     least = int(np.argmin(found.value))
-    margin = 1e-9 * found.value[least] + problem.rounding
+    margin = 1e-9 * found.value[least] + problem.rounding[0]
     good = np.flatnonzero(found.converged & (found.value <= found.value[least] + margin))
     return int(good[np.argmin(found.value[good])]) if good.size else least
 
@@ -280,14 +285,14 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     of at least ``1.06 s n^(-1/5)`` (Powell, in Barnett et al., Nonparametric and Semiparametric
     Methods, 1991, with Silverman's width).
     """
-    form, free = optimum.form, optimum.free
+    form, free, weight = optimum.form, optimum.free, problem.weight[0]
     rows, size = len(optimum.residual), int(free.sum())
     slopes = optimum.slopes[:, free]
-    scale = np.sqrt((problem.weight[:, None] * slopes * slopes).sum(axis=0))
+    scale = np.sqrt((weight[:, None] * slopes * slopes).sum(axis=0))
     if rows <= size or size == 0 or not (scale > 0.0).all():
         return None
     slopes = slopes / scale
-    density = problem.weight
+    density = weight
     if math.isfinite(problem.delta):
         least = 1.06 * robust_scale(optimum.residual) * rows**-0.2
         width = max(problem.delta, least)
@@ -297,7 +302,7 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     if values[0] * _SINGULAR < values[-1]:
         return None
     inverse = (vectors / values) @ vectors.T
-    pull = problem.weight * np.clip(optimum.residual, -problem.delta, problem.delta)
+    pull = weight * np.clip(optimum.residual, -problem.delta, problem.delta)
     middle = np.einsum("r,rp,rq->pq", pull * pull, slopes, slopes) * rows / (rows - size)
     found = inverse @ middle @ inverse / np.outer(scale, scale)
     raw = form.raw_map()[:, free]

@@ -12,7 +12,7 @@ from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.ensemble import LawEnsemble
 from lawfit.laws import AnyLaw
-from lawfit.runs import Remark
+from lawfit.runs import Remark, Runs
 
 __all__ = ["Coefficient", "Covariance", "FitResult"]
 
@@ -118,6 +118,10 @@ class FitResult(BaseModel):
         Sandwich at the optimum; None where it is singular.
     centre : tuple of float
         Mean logarithm of the four variables over the runs of the fit.
+    train : Runs
+        The runs of the fit.
+    held : Runs or None
+        Those held out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -144,6 +148,8 @@ class FitResult(BaseModel):
     warnings: tuple[Remark, ...]
     covariance: Covariance | None
     centre: tuple[float, float, float, float]
+    train: Runs
+    held: Runs | None
 
     def ensemble(self, draws: int, seed: int) -> LawEnsemble:
         """Draw laws that other runs of the same design might have led to.

@@ -50,7 +50,7 @@ def problem_of(law: AnyLaw, delta: float, noise: float = NOISE) -> tuple[Problem
     logs = runs.logs()
     form = posynomial(law, logs.variables, logs.loss)
     weight = np.random.default_rng(6).uniform(0.5, 2.0, len(runs))
-    return Problem(form, logs.loss, weight, delta), form, runs
+    return Problem.of(form, logs.loss, weight, delta), form, runs
 
 
 def near(form: Posynomial, law: AnyLaw, seed: int, reach: float = 0.2) -> np.ndarray:
@@ -157,7 +157,7 @@ def test_no_start_of_lbfgs_with_tight_tolerances_ends_lower(
     found = fit(kind, runs, delta=delta, starts=8, rng=seed)
     logs = runs.logs()
     form = posynomial(found.law, logs.variables, logs.loss)
-    problem = Problem(form, logs.loss, runs.column("weight"), delta)
+    problem = Problem.of(form, logs.loss, runs.column("weight"), delta)
     generator = np.random.default_rng(seed)
     points = starting_points(form, float(np.median(logs.loss)), 8, generator)
 
@@ -182,7 +182,7 @@ def test_no_point_nearby_is_lower(kind: str) -> None:
     runs = joint_runs() if kind == "joint" else dense_runs()
     logs = runs.logs()
     form = posynomial(found.law, logs.variables, logs.loss)
-    problem = Problem(form, logs.loss, runs.column("weight"), 1e-3)
+    problem = Problem.of(form, logs.loss, runs.column("weight"), 1e-3)
     best = form.point({name: c.value for name, c in found.coefficients.items()})
     assert problem.value(best[None])[0] == pytest.approx(found.objective, rel=1e-9)
     for reach in (1e-5, 1e-3, 1e-1):

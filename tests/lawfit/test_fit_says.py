@@ -129,7 +129,7 @@ def test_a_term_fades_to_its_bound_from_every_start() -> None:
     logs = runs.logs()
     form = posynomial(MOSAIC_TABLE2.at_split(4.0), logs.variables, logs.loss)
     middle = float(np.median(logs.loss))
-    problem = descent.Problem(form, logs.loss, runs.column("weight"), 1e-3)
+    problem = descent.Problem.of(form, logs.loss, runs.column("weight"), 1e-3)
     ends = descent.descend(problem, starting_points(form, middle, 30, np.random.default_rng(0)))
     best = ends.converged & (ends.value <= ends.value.min() * (1.0 + 1e-6))
     constant = form.names.index("e")
