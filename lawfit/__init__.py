@@ -21,6 +21,7 @@ from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.general_fit import GeneralFit, fit_general
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.literature import (
@@ -83,6 +84,7 @@ __all__ = [
     "FitResult",
     "FloatArray",
     "GadreLaw",
+    "GeneralFit",
     "GeneralLaw",
     "Gradient",
     "Interval",
@@ -106,6 +108,7 @@ __all__ = [
     "ValidRange",
     "ZhaoLaw",
     "fit",
+    "fit_general",
     "held_out",
     "law_from_mapping",
     "load_law",

@@ -1,0 +1,413 @@
+"""The minimum of the sum objective of a fit of any law, from many starts.
+
+The objective and what counts as converged are those of :mod:`lawfit._descent`; but here a law is
+only a function of its coefficients (:mod:`lawfit._curve`).
+
+Coefficients above 0 move in their logarithms, others as they are. A start first takes damped
+Gauss-Newton steps (Levenberg, Q. Appl. Math. 2:164, 1944; Marquardt, SIAM J. 11:431, 1963), with
+the residuals weighted so that half their squares bound Huber's function from above; then damped
+Newton steps, the second derivatives of the law from differences of its first, and eigenvalues
+replaced by their sizes. Where `delta` is below the residuals it is lowered to that in stages.
+At last Newton steps go on for as long as they shrink the gradient: an objective is flat at its
+minimum, and says nothing of the last half of the digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from lawfit._curve import BoolArray, Curve
+from lawfit._descent import DECREMENT, GRADIENT, Found
+from lawfit._values import FloatArray
+
+_LONGEST = 3.0
+"""Longest step of a logarithm [-]."""
+
+_GAUSS, _NEWTON, _POLISH = 500, 300, 20
+"""Most steps of each kind."""
+
+_CLOSE = 1e-4
+"""Share of the objective that a step could take, from which Newton's method takes over."""
+
+_SHRINK = 3.0
+"""Division of a half-width from stage to stage."""
+
+_ROUNDING = 1e-9
+"""Residual below which cancellation in the gradient is rounding, over the size of the data."""
+
+_TRACE = 0.02
+"""Influence on the curve below which a coefficient that may be 0 is tried at 0."""
+
+_AHEAD, _BEND = 0.1, 0.75
+"""Share of a step over which its bend is measured, and most of it that the bend may add."""
+
+_LEAST = 1e-140
+"""Scale below which a coordinate has no influence that a float could square."""
+
+_CHUNK = 10
+"""Starts that descend together."""
+
+
+class Task(NamedTuple):
+    """What is minimised.
+
+    Attributes
+    ----------
+    curve : Curve
+        The law on the runs.
+    target, weight : ndarray of shape (runs,)
+        What the curve should be, and the weights.
+    lower, upper : ndarray of shape (coefficients,)
+        Bounds.
+    delta : ndarray of shape (1,) or (starts,)
+        Half-width of Huber's function, or inf.
+    logged : ndarray of bool, shape (coefficients,) or (starts, coefficients)
+        Which coefficients move in their logarithms.
+    """
+
+    curve: Curve
+    target: FloatArray
+    weight: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+    delta: FloatArray
+    logged: BoolArray
+
+    @classmethod
+    def of(
+        cls,
+        curve: Curve,
+        loss: FloatArray,
+        weight: FloatArray,
+        bounds: tuple[FloatArray, FloatArray],
+        delta: float,
+    ) -> Task:
+        """Return the task of a curve on losses, no coefficient in its logarithm."""
+        target = np.log(loss) if curve.logs else loss
+        none = np.zeros(len(curve.names), dtype=bool)
+        return cls(curve, target, weight, *bounds, np.array([delta]), none)
+
+    def at(self, starts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Task:
+        """Return the task of some of the starts."""
+        return self._replace(
+            delta=self.delta if len(self.delta) == 1 else self.delta[starts],
+            logged=self.logged if self.logged.ndim == 1 else self.logged[starts],
+        )
+
+    @property
+    def rounding(self) -> FloatArray:
+        """The objective of runs that miss by rounding alone, shape (1,) or (starts,)."""
+        least = self._least
+        return np.asarray(self.weight.sum() * np.minimum(self.delta, least) * least)
+
+    def value(self, points: FloatArray) -> FloatArray:
+        """Return the objective, shape (points,); inf where the law has no value."""
+        size = np.abs(self.curve.values(points) - self.target)
+        near = np.minimum(size, self.delta[:, None])
+        value = (self.weight * near * (size - 0.5 * near)).sum(axis=1)
+        legal = np.isfinite(value)
+        legal[legal] = self.curve.legal(points[legal])
+        return np.where(legal, value, np.inf)
+
+    def moved(self, points: FloatArray, steps: FloatArray) -> FloatArray:
+        """Return where steps of the coordinates lead, inside the bounds."""
+        short = np.where(self.logged, np.clip(steps, -_LONGEST, _LONGEST), 0.0)
+        ends = np.where(self.logged, points * np.exp(short), points + steps)
+        return np.asarray(np.clip(ends, self.lower, self.upper))
+
+    def unit(self, points: FloatArray) -> FloatArray:
+        """Return how far a coefficient goes with its coordinate."""
+        return np.where(self.logged, points, 1.0)
+
+    def derivatives(self, points: FloatArray, exact: bool) -> Slopes:
+        """Return the derivatives in the coordinates.
+
+        The second is Gauss and Newton's with residuals weighted, or the exact one.
+        """
+        delta = self.delta[:, None]
+        residual = self.curve.values(points) - self.target
+        slopes = self.curve.slopes(points) * self.unit(points)[:, None]
+        pull = self.weight * np.clip(residual, -delta, delta)
+        soft = self.weight * np.minimum(1.0, delta / np.maximum(np.abs(residual), 1e-300))
+        gradient = np.einsum("sr,srp->sp", pull, slopes)
+        hessian = None
+        if exact:
+            inside = self.weight * (np.abs(residual) <= delta)
+            hessian = np.einsum("sr,srp,srq->spq", inside, slopes, slopes)
+            hessian += self._bend(points, slopes, pull, gradient)
+        floor = np.maximum(np.abs(pull), self.weight * np.minimum(delta, self._least))
+        forces = np.einsum("sr,srp->sp", floor, np.abs(slopes))
+        return Slopes(gradient, forces, residual, np.sqrt(soft), slopes, hessian)
+
+    def _bend(
+        self, points: FloatArray, slopes: FloatArray, pull: FloatArray, gradient: FloatArray
+    ) -> FloatArray:
+        """Return ``sum_r pull_r`` times the second derivative of the curve in the coordinates."""
+        unit = self.unit(points)
+        size = points.shape[1]
+        width = 1e-4 * self.curve.reach(points, slopes / unit[:, None])
+        found = np.empty((len(points), size, size))
+        for k in range(size):
+            step = np.zeros_like(points)
+            step[:, k] = width[:, k]
+            above, below = (self.curve.slopes(points + sign * step) for sign in (1.0, -1.0))
+            bent = np.einsum("sr,srp->sp", pull, above - below) / (2.0 * width[:, k, None])
+            found[:, k] = bent * unit * unit[:, k, None]
+        found = 0.5 * (found + found.swapaxes(1, 2))
+        diagonal = np.arange(size)
+        found[:, diagonal, diagonal] += np.where(self.logged, gradient, 0.0)
+        return found
+
+    @property
+    def _least(self) -> float:
+        return _ROUNDING * self.curve.size
+
+
+class Slopes(NamedTuple):
+    """Derivatives at points, in the coordinates.
+
+    ``gradient`` and ``forces``, the sum over runs of the sizes of what it is the sum of, have
+    shape (points, coordinates); ``residual`` and ``root``, of the weights with which half the
+    squares bound the objective, (points, runs); ``slopes`` of the curve (points, runs,
+    coordinates); ``hessian``, where the exact one was asked for, (points, coordinates, same).
+    """
+
+    gradient: FloatArray
+    forces: FloatArray
+    residual: FloatArray
+    root: FloatArray
+    slopes: FloatArray
+    hessian: FloatArray | None
+
+
+class _Model(NamedTuple):
+    """The objective near points, in scaled coordinates: what a step is taken from.
+
+    ``across`` takes what a run adds to the curve to the eigenvectors; only of Gauss and Newton's.
+    """
+
+    measure: FloatArray
+    decrement: FloatArray
+    scale: FloatArray
+    sizes: FloatArray
+    vectors: FloatArray
+    along: FloatArray
+    across: FloatArray | None
+
+    def step(self, damping: FloatArray, along: FloatArray | None = None) -> FloatArray:
+        share = (self.along if along is None else along) / (self.sizes + damping[:, None])
+        return np.asarray(-np.einsum("spk,sk->sp", self.vectors, share) / self.scale)
+
+    def hoped(self, damping: FloatArray) -> FloatArray:
+        """Return the decrease that a step should bring."""
+        kept = self.along * self.sizes / (self.sizes + damping[:, None])
+        return np.asarray(((self.along - 0.5 * kept) * kept / self.sizes).sum(axis=1))
+
+
+def descend_any(
+    task: Task,
+    starts: FloatArray,
+    *,
+    vanishing: BoolArray,
+    progress: Callable[[int, int], None] | None = None,
+) -> Found:
+    """Descend from every start, shape (starts, coefficients).
+
+    Parameters
+    ----------
+    task : Task
+        With ``delta`` of shape (1,) and ``logged`` of shape (coefficients,).
+    starts : ndarray
+        Where the law has a value and accepts the coefficients.
+    vanishing : ndarray of bool, shape (coefficients,)
+        Coefficients that move in their logarithms and may be 0.
+    progress : callable, optional
+        Called with the starts that have ended, and their number.
+    """
+    found: list[Found] = []
+    for first in range(0, len(starts), _CHUNK):
+        part = starts[first : first + _CHUNK]
+        found.append(_descend(task, part, vanishing))
+        if progress is not None:
+            progress(min(first + _CHUNK, len(starts)), len(starts))
+    return Found(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _descend(task: Task, starts: FloatArray, vanishing: BoolArray) -> Found:
+    points = np.clip(starts, task.lower, task.upper)
+    logged = np.where((points <= 0.0) & task.logged, False, task.logged)
+    task = task._replace(logged=logged, delta=np.repeat(task.delta, len(points)))
+    points = _approach(task, points)
+    aim = task.delta
+    spread = np.median(np.abs(task.curve.values(points) - task.target), axis=1)
+    while (spread > aim).any():
+        near = task._replace(delta=np.maximum(aim, spread))
+        points, _ = _stage(near, points, exact=True, most=_NEWTON // 10, share=_CLOSE)
+        spread = spread / _SHRINK
+    points, _ = _stage(task, points, exact=True, most=_NEWTON, share=0.0)
+    points = _without_traces(task, points, vanishing)
+    return _polish(task, points)
+
+
+def _approach(task: Task, starts: FloatArray) -> FloatArray:
+    """Take Gauss-Newton steps; a start that does not arrive moves all coefficients by ratio.
+
+    Their signs then stay, and a valley that is bent for the coefficients may be straight for
+    their logarithms. The lower end counts.
+    """
+    points, arrived = _stage(task, starts, exact=False, most=_GAUSS, share=_CLOSE)
+    late = np.flatnonzero(~arrived & np.isfinite(task.value(points)))
+    part = task.at(late)
+    part = part._replace(logged=part.logged | ((starts[late] != 0.0) & (task.lower < 0.0)))
+    if late.size and (part.logged != task.logged[late]).any():
+        other, _ = _stage(part, starts[late], exact=False, most=_GAUSS, share=_CLOSE)
+        lower = part.value(other) < part.value(points[late])
+        points[late[lower]] = other[lower]
+    return points
+
+
+def _without_traces(task: Task, points: FloatArray, vanishing: BoolArray) -> FloatArray:
+    """Try coefficients that fade at 0, where a logarithm cannot get.
+
+    The others descend on with those held there; the better end counts.
+    """
+    slopes = np.abs(task.curve.slopes(points) * points[:, None]).max(axis=1)
+    fading = vanishing & task.logged & (slopes < _TRACE * task.curve.size) & (task.lower <= 0.0)
+    rows = np.flatnonzero(fading.any(axis=1))
+    if not rows.size:
+        return points
+    fading = fading[rows]
+    part = task.at(rows)._replace(logged=task.logged[rows] & ~fading)
+    trial = np.where(fading, 0.0, points[rows])
+    before, there = part.value(points[rows]), part.value(trial)
+    able = np.isfinite(there)
+    rows, part, trial = rows[able], part.at(np.flatnonzero(able)), trial[able]
+    trial, _ = _stage(part, trial, exact=True, most=_NEWTON, share=0.0)
+    better = part.value(trial) <= before[able] * (1.0 + 1e-9) + part.rounding
+    found = points.copy()
+    found[rows[better]] = trial[better]
+    return found
+
+
+def _stage(
+    task: Task, starts: FloatArray, *, exact: bool, most: int, share: float
+) -> tuple[FloatArray, BoolArray]:
+    """Take damped steps until one could gain no more than a share of the objective.
+
+    A share of 0 asks for `GRADIENT` and `DECREMENT` instead. Returned is where the starts end, and
+    whether they got that far.
+    """
+    points, value = starts.copy(), task.value(starts)
+    damping = np.full(len(points), 1e-2)
+    scale = np.zeros_like(points)
+    arrived = np.zeros(len(points), dtype=bool)
+    active = np.flatnonzero(np.isfinite(value))
+    for _ in range(most):
+        if not active.size:
+            break
+        here, part = points[active], task.at(active)
+        found = part.derivatives(here, exact)
+        model = _model(part, here, value[active], found, scale[active])
+        scale[active] = model.scale
+        if share > 0.0:
+            stop = model.decrement <= share
+        else:
+            stop = (model.measure <= GRADIENT) & (model.decrement <= DECREMENT)
+        arrived[active] = stop
+        step = model.step(damping[active])
+        if model.across is not None:
+            step += _bent(part, here, found, model, step, damping[active])
+        trial = part.moved(here, step)
+        there = part.value(trial)
+        before = value[active]
+        better = there <= before
+        gain = (before - there) / np.maximum(model.hoped(damping[active]), 1e-300)
+        points[active[better]], value[active[better]] = trial[better], there[better]
+        eased = np.clip(1.0 - (2.0 * np.clip(gain, -9.0, 9.0) - 1.0) ** 3, 0.2, 2.0)
+        damping[active] = np.clip(damping[active] * np.where(better, eased, 5.0), 1e-15, 1e12)
+        active = active[~(stop | (~better & (damping[active] >= 1e12)))]
+    return points, arrived
+
+
+def _bent(
+    task: Task,
+    points: FloatArray,
+    found: Slopes,
+    model: _Model,
+    step: FloatArray,
+    damping: FloatArray,
+) -> FloatArray:
+    """Return what to add to a step so that it follows a bent valley, 0 where it bends too much.
+
+    The geodesic acceleration of Transtrum and Sethna (arXiv 1201.5885): half the step that makes
+    up for the second derivative of the curve along the first one.
+    """
+    assert model.across is not None
+    curve = task.curve
+    here = found.residual + task.target
+    ahead, behind = (curve.values(task.moved(points, sign * _AHEAD * step)) for sign in (1.0, -1.0))
+    bend = (ahead - 2.0 * here + behind) / _AHEAD**2
+    along = np.einsum("srk,sr->sk", model.across, found.root * np.nan_to_num(bend))
+    extra = 0.5 * model.step(damping, along)
+    length, first = ((np.square(x * model.scale)).sum(axis=1) for x in (extra, step))
+    small = np.isfinite(bend).all(axis=1) & (length <= (0.5 * _BEND) ** 2 * first)
+    return np.where(small[:, None], extra, 0.0)
+
+
+def _model(
+    task: Task, points: FloatArray, value: FloatArray, found: Slopes, scale: FloatArray
+) -> _Model:
+    """Return the model of damped steps, scaled by the largest diagonal so far."""
+    slope = found.gradient
+    held = (points <= task.lower) & (slope >= 0.0) | (points >= task.upper) & (slope <= 0.0)
+    held |= ~np.isfinite(slope)
+    slope = np.where(held, 0.0, slope)
+    measure = (np.abs(slope) / np.maximum(found.forces, 1e-300)).max(axis=1)
+    root = np.where(held[:, None], 0.0, found.root[:, :, None] * found.slopes)
+    now = np.sqrt(np.square(root).sum(axis=1))
+    scale = np.maximum(now, scale)
+    scale = np.where(scale > _LEAST, scale, 1.0)
+    across = None
+    if found.hessian is None:
+        left, sizes, turned = np.linalg.svd(root / scale[:, None], full_matrices=False)
+        across, vectors = left * sizes[:, None], turned.swapaxes(1, 2)
+        along = np.einsum("srk,sr->sk", across, found.root * found.residual)
+        sizes = np.maximum(sizes**2, 1e-30)
+    else:
+        free = ~held
+        hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
+        hessian = np.where(free[:, :, None] & free[:, None], hessian, np.eye(points.shape[1]))
+        sizes, vectors = np.linalg.eigh(np.nan_to_num(hessian))
+        sizes = np.maximum(np.abs(sizes), 1e-15)
+        along = np.einsum("spk,sp->sk", vectors, slope / scale)
+    decrement = (along * along / sizes).sum(axis=1) / (2.0 * value + task.rounding)
+    return _Model(measure, decrement, scale, sizes, vectors, along, across)
+
+
+def _polish(task: Task, points: FloatArray) -> Found:
+    """Take Newton steps for as long as they shrink the gradient, and judge the ends."""
+    points, value = points.copy(), task.value(points)
+    scale = np.zeros_like(points)
+    model = _model(task, points, value, task.derivatives(points, exact=True), scale)
+    measure, decrement = model.measure.copy(), model.decrement.copy()
+    active = np.flatnonzero(np.isfinite(value))
+    for _ in range(_POLISH):
+        if not active.size:
+            break
+        part, here = task.at(active), points[active]
+        now = _model(part, here, value[active], part.derivatives(here, True), scale[active])
+        trial = part.moved(here, now.step(np.zeros(len(here))))
+        there = part.value(trial)
+        ahead = _model(part, trial, there, part.derivatives(trial, True), scale[active])
+        low = there <= value[active] * (1.0 + 1e-9) + 1e-6 * part.rounding
+        better = low & (ahead.measure < now.measure)
+        moved = active[better]
+        points[moved], value[moved] = trial[better], there[better]
+        measure[moved], decrement[moved] = ahead.measure[better], ahead.decrement[better]
+        active = moved
+    measure = np.where(np.isfinite(value), measure, np.inf)
+    stationary = (measure <= GRADIENT) & (decrement <= DECREMENT)
+    return Found(points, value, measure, stationary)

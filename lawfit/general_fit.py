@@ -1,0 +1,485 @@
+"""Fits of any law to any columns: laws of other papers, and classes of the user's own.
+
+`lawfit.fit` is for the laws in the variables of a run; `fit_general` takes every `GeneralLaw` and
+every `ScalingLaw`. Of a law that lists terms whose coefficients are fields and whose exponents are
+linear in them, the exact engine of `fit` finds the optimum (:mod:`lawfit._descent`); of any other,
+one that knows nothing but its value (:mod:`lawfit._general_descent`). Statements about the end are
+the same: a projected gradient and the number of starts that agree.
+
+Examples
+--------
+>>> import numpy as np
+>>> from lawfit import CLARK_SBASE, ClarkLaw, fit_general
+>>> size, experts = (x.ravel() for x in np.meshgrid([2e7, 1e8, 1e9], [1, 4, 32, 128, 512]))
+>>> loss = CLARK_SBASE.loss(n=size, experts=experts)
+>>> found = fit_general(ClarkLaw, {"n": size, "experts": experts}, loss, starts=20)
+>>> found.converged, round(found.law.most, 3)
+(True, 314.478)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
+
+from lawfit._curve import AnyForm, BoolArray, Curve
+from lawfit._descent import GRADIENT, Problem, descend
+from lawfit._form import RUN_VARIABLES, Form, form_of, posynomial_of
+from lawfit._general_descent import Task, descend_any
+from lawfit._information import classical, sandwich
+from lawfit._misfit import condition_of, few, lacking, outlying, trading
+from lawfit._posynomial import Posynomial
+from lawfit._values import FloatArray, LawError, finite, log_point, positive
+from lawfit.base import ScalingLaw
+from lawfit.fitting import AGREEMENT, starting_points, starts_needed, width_of
+from lawfit.general import GeneralLaw
+from lawfit.result import Coefficient, Covariance
+from lawfit.runs import Remark
+
+__all__ = ["GeneralFit", "fit_general"]
+
+_DRAWS = 20
+"""Random points of which a start is the best."""
+
+_MOVES = 1e-7
+"""Influence of a coefficient on the fitted function, over its size, below which it has none."""
+
+
+class GeneralFit(BaseModel):
+    """A fitted law of any kind and what is known of the fit.
+
+    Attributes
+    ----------
+    law : GeneralLaw or ScalingLaw
+        With the coefficients found.
+    coefficients : dict of str to Coefficient
+        By the field of the law.
+    objective : float
+        Sum over the runs of weight times the loss function of the residual.
+    loss_function : {"huber", "least_squares"}
+        As in `FitResult`.
+    delta : float or None
+        Half-width of Huber's function, in units of the residual; None for least squares.
+    on : {"log", "loss"}
+        What a residual is: of ``log L`` [-], or of ``L`` [its unit].
+    engine : {"terms", "values"}
+        What the optimum was found with: the terms of the law, or its values alone.
+    stationary : bool
+        The projected gradient vanishes at the best end, by `gradient_norm` and by the Newton
+        decrement.
+    converged : bool
+        It is stationary, and enough starts agree on it.
+    gradient_norm : float
+        Largest component of the projected gradient over the sum of the sizes of the runs'
+        contributions to it [-].
+    starts, starts_agreeing : int
+        Starts, and those of them that are stationary at an objective within 1e-6 of the best.
+    n_runs : int
+        Runs in the fit.
+    rmse : float
+        Weighted root mean square of predicted minus measured ``L`` [its unit].
+    rmse_log : float or None
+        The same of ``log L`` [-]; None where a value is not above 0.
+    covariance : Covariance or None
+        Of the coefficients that are free, as they stand in the law; None where it is singular.
+        For least squares ``s^2 (sum w m m')^-1``, for Huber's function the sandwich.
+    warnings : tuple of Remark
+        What speaks against the fit.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    basis: ClassVar[Literal["FITTED"]] = "FITTED"
+
+    law: SerializeAsAny[GeneralLaw | ScalingLaw]
+    coefficients: dict[str, Coefficient]
+    objective: float = Field(ge=0)
+    loss_function: Literal["huber", "least_squares"]
+    delta: float | None
+    on: Literal["log", "loss"]
+    engine: Literal["terms", "values"]
+    stationary: bool
+    converged: bool
+    gradient_norm: float
+    starts: int
+    starts_agreeing: int
+    n_runs: int
+    rmse: float
+    rmse_log: float | None
+    covariance: Covariance | None
+    warnings: tuple[Remark, ...]
+
+
+class _Table(NamedTuple):
+    """Columns, losses and weights, checked; arrays of shape (runs,)."""
+
+    columns: Mapping[str, FloatArray]
+    loss: FloatArray
+    weight: FloatArray
+
+
+class _Ends(NamedTuple):
+    """Where the starts ended, in the coefficients of the law.
+
+    ``sides`` is -1 where a coefficient is at its lower bound, 1 at its upper one, and 0 elsewhere.
+    """
+
+    points: FloatArray
+    value: FloatArray
+    gradient: FloatArray
+    stationary: BoolArray
+    sides: FloatArray
+    rounding: float
+
+
+def fit_general(
+    law: type[AnyForm] | AnyForm,
+    columns: Mapping[str, Any],
+    loss: Any,
+    *,
+    weight: Any = None,
+    objective: Literal["huber", "least_squares"] = "huber",
+    delta: float = 1e-3,
+    on: Literal["log", "loss"] = "log",
+    starts: int | Sequence[AnyForm] = 50,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    fixed: Mapping[str, float] | None = None,
+    rng: int | np.random.Generator = 0,
+    source: str = "runs given",
+    progress: Callable[[int, int], None] | None = None,
+) -> GeneralFit:
+    """Fit any law to any columns: minimise ``sum_r weight_r h(f(x_r) - f_r)``, f = log L or L.
+
+    The coefficients are the fields of the law that are floats. Those that it wants above 0, or
+    at least 0, move in their logarithms; others are free in sign. What the law refuses as a
+    whole, such as a start that is not below an end, no step leads to.
+
+    Parameters
+    ----------
+    law : class or law
+        A `GeneralLaw` or `ScalingLaw`, or its class; a law is one more start.
+    columns : mapping of str to array of shape (runs,)
+        Each variable of the law; a scalar where all runs have the same.
+    loss : array of shape (runs,)
+        What the law should give.
+    weight : array of shape (runs,), optional
+        How much a run counts [-], above 0.
+    objective : {"huber", "least_squares"}
+        ``h``: Huber's function, or half the square.
+    delta : float
+        Half-width of Huber's function, in units of the residual, above 0.
+    on : {"log", "loss"}
+        Whether residuals are of the natural logarithm or of the value itself.
+    starts : int or sequence of laws
+        How many random starts, or the starts themselves.
+    ranges : mapping, optional
+        Where random starts have a coefficient: its least and largest value. Without, coefficients
+        above 0 are log-uniform on 0.001 to 1000, three in ten of them to 1e15, and others are of
+        either sign and a size of 0.001 to 5. Each start is the best of 20 draws.
+    bounds : mapping, optional
+        Least and largest legal value of a coefficient, beyond what the law says itself.
+    fixed : mapping, optional
+        Coefficients to hold, with their values.
+    rng : int or numpy.random.Generator
+        Of the random starts.
+    source : str
+        Where the runs come from, for the law's own `source`.
+    progress : callable, optional
+        Called with the starts that have ended, and their number.
+
+    Returns
+    -------
+    GeneralFit
+        Law, coefficients, whether the fit converged, and its warnings.
+
+    Raises
+    ------
+    LawError
+        An argument is illegal, there are fewer runs than free coefficients, or the law has no
+        value at any start.
+    """
+    fixed, bounds, ranges = fixed or {}, bounds or {}, ranges or {}
+    if on not in ("log", "loss"):
+        raise LawError(f"on is {on!r}, but must be 'log' or 'loss'.")
+    width = width_of(objective, delta)
+    form = form_of(law, fixed, bounds)
+    table = _table(form, columns, loss, weight, on)
+    if len(table.loss) < len(form.names):
+        raise LawError(
+            f"{len(table.loss)} runs are given for {len(form.names)} coefficients, but a fit needs "
+            f"at least as many runs; the nearest legal number is {len(form.names)}."
+        )
+    _check_starts(form, starts, ranges)
+    curve = Curve(form.kind, form.rest, form.names, table.columns, len(table.loss), on == "log")
+    if on == "loss":
+        curve = curve._replace(size=max(float(np.sqrt((table.loss**2).mean())), 1e-300))
+    terms = None
+    if on == "log" and not bounds and not ranges:
+        terms = posynomial_of(form, table.columns, np.log(table.loss))
+    generator = np.random.default_rng(rng)
+    if terms is not None:
+        ends = _by_terms(terms, form, table, width, starts, generator, progress)
+        curve = curve.probed(ends.points[_best(ends)])
+    else:
+        task = Task.of(curve, table.loss, table.weight, (form.lower, form.upper), width)
+        task = task._replace(logged=form.logged)
+        first = _first(form, task, starts, ranges, generator)
+        curve = curve.probed(first[0])
+        ends = _by_values(form, task._replace(curve=curve), first, progress)
+    engine: Literal["terms", "values"] = "values" if terms is None else "terms"
+    return _result(form, curve, table, ends, width, objective, source, engine)
+
+
+def _table(form: Form, columns: Mapping[str, Any], loss: Any, weight: Any, on: str) -> _Table:
+    """Return the columns as arrays of one length, checked."""
+    losses = np.atleast_1d((positive if on == "log" else finite)("loss", loss))
+    if losses.ndim != 1 or not losses.size:
+        raise LawError(f"loss has the shape {losses.shape}, but must have one axis and a run.")
+    weights = np.ones(len(losses)) if weight is None else np.atleast_1d(positive("weight", weight))
+    prototype = form.prototype()
+    given = {name: np.asarray(column) for name, column in columns.items()}
+    if isinstance(prototype, GeneralLaw):
+        checked = prototype._checked(given)
+    else:
+        if set(given) != set(RUN_VARIABLES):
+            raise LawError(
+                f"the columns are {', '.join(given)}, but this law takes {', '.join(RUN_VARIABLES)}"
+                " by name."
+            )
+        log_point(**given)
+        checked = {name: np.asarray(column, dtype=np.float64) for name, column in given.items()}
+    for name, column in (*checked.items(), ("weight", weights)):
+        if np.shape(column) not in ((), losses.shape):
+            raise LawError(
+                f"{name} has the shape {np.shape(column)} and loss {losses.shape}, but all columns "
+                "must have one length, or be a single number."
+            )
+    ones = np.ones(len(losses))
+    return _Table({name: ones * column for name, column in checked.items()}, losses, weights)
+
+
+def _check_starts(
+    form: Form, starts: int | Sequence[AnyForm], ranges: Mapping[str, tuple[float, float]]
+) -> None:
+    if isinstance(starts, int):
+        if starts < 1:
+            raise LawError(f"starts is {starts}, but must be at least 1; the nearest is 1.")
+    elif not starts:
+        raise LawError("starts is empty, but a fit needs at least 1 start.")
+    elif any(not isinstance(each, form.kind) for each in starts):
+        raise LawError("starts holds a law of another kind than the one to fit.")
+    for name, (least, most) in ranges.items():
+        if name not in form.names:
+            raise LawError(
+                f"ranges names {name!r}, but the coefficients are {', '.join(form.names)}."
+            )
+        if not (math.isfinite(least) and math.isfinite(most) and least <= most):
+            raise LawError(
+                f"the range of {name} is {least:g} to {most:g}, but must ascend and be finite."
+            )
+
+
+def _by_terms(
+    terms: Posynomial,
+    form: Form,
+    table: _Table,
+    width: float,
+    starts: int | Sequence[AnyForm],
+    generator: np.random.Generator,
+    progress: Callable[[int, int], None] | None,
+) -> _Ends:
+    """Descend with the terms of the law."""
+    logs = np.log(table.loss)
+    problem = Problem.of(terms, logs, table.weight, width)
+    held = {name: form.rest[name] for name in form.held}
+
+    def point(values: Mapping[str, float]) -> FloatArray:
+        return terms.point({**held, **values})
+
+    if isinstance(starts, int):
+        first = starting_points(terms, float(np.median(logs)), starts, generator)
+    else:
+        first = np.array([point({n: getattr(law, n) for n in form.names}) for law in starts])
+    if form.given is not None:
+        one = point(dict(zip(form.names, form.given.tolist(), strict=True)))
+        first = np.concatenate([one[None], first])
+    found = descend(problem, first, progress=progress)
+    raw = [terms.raw(end) for end in found.points]
+    order = [terms.names.index(name) for name in form.names]
+    sides = 1.0 * (found.points >= terms.upper) - 1.0 * (found.points <= terms.lower)
+    return _Ends(
+        np.array([[values[name] for name in form.names] for values in raw]),
+        found.value,
+        found.gradient,
+        found.converged,
+        sides[:, order],
+        float(problem.rounding[0]),
+    )
+
+
+def _first(
+    form: Form,
+    task: Task,
+    starts: int | Sequence[AnyForm],
+    ranges: Mapping[str, tuple[float, float]],
+    generator: np.random.Generator,
+) -> FloatArray:
+    """Return the starts: the given ones, and random ones, each the best of some draws."""
+    first = [] if form.given is None else [form.given]
+    if isinstance(starts, int):
+        for _ in range(starts):
+            draws = form.draw(_DRAWS, ranges, generator)
+            value = task.value(draws)
+            if np.isfinite(value).any():
+                first.append(draws[np.argmin(value)])
+    else:
+        first += [form.point(law) for law in starts]
+    points = np.array(first).reshape(-1, len(form.names))
+    points = points[np.isfinite(task.value(points))]
+    if not len(points):
+        raise LawError(
+            "the law has no value at any start; give laws as starts, or ranges for its "
+            f"coefficients {', '.join(form.names)}."
+        )
+    return points
+
+
+def _by_values(
+    form: Form, task: Task, first: FloatArray, progress: Callable[[int, int], None] | None
+) -> _Ends:
+    """Descend with the values of the law."""
+    found = descend_any(task, first, vanishing=form.vanishing, progress=progress)
+    sides = 1.0 * (found.points >= form.upper) - 1.0 * (found.points <= form.lower)
+    return _Ends(*found, sides, float(task.rounding[0]))
+
+
+def _best(ends: _Ends) -> int:
+    """Return the end of least objective, a stationary one where it is as good."""
+    least = int(np.argmin(ends.value))
+    margin = 1e-9 * ends.value[least] + ends.rounding
+    good = np.flatnonzero(ends.stationary & (ends.value <= ends.value[least] + margin))
+    return int(good[np.argmin(ends.gradient[good])]) if good.size else least
+
+
+def _result(
+    form: Form,
+    curve: Curve,
+    table: _Table,
+    ends: _Ends,
+    width: float,
+    objective: Literal["huber", "least_squares"],
+    source: str,
+    engine: Literal["terms", "values"],
+) -> GeneralFit:
+    best = _best(ends)
+    point, sides = ends.points[best], ends.sides[best]
+    margin = AGREEMENT * ends.value[best] + ends.rounding
+    agree = int((ends.stationary & (ends.value <= ends.value[best] + margin)).sum())
+    starts, rows = len(ends.value), len(table.loss)
+    target = np.log(table.loss) if curve.logs else table.loss
+    residual = curve.values(point[None])[0] - target
+    slopes = curve.slopes(point[None])[0]
+    reach = np.abs(slopes).max(axis=0) * np.where(form.logged, np.abs(point), 1.0)
+    free = (sides == 0.0) & (reach > np.where(form.logged, _MOVES * curve.size, 0.0))
+    names = [name for name, moves in zip(form.names, free, strict=True) if moves]
+    matrix = _covariance(slopes[:, free], residual, table.weight, width)
+    warnings = _doubts(ends, best, agree, starts)
+    warnings += _at_bounds(form, point, sides, free)
+    warnings += few(rows, len(names))
+    if names:
+        warnings += trading(names, *condition_of(slopes[:, free], table.weight))
+    if matrix is None:
+        sentence = "The information at the optimum is singular, so there is no covariance."
+        warnings.append(Remark(reason="no_covariance", sentence=sentence))
+    logs = [np.log(column) for column in table.columns.values() if (column > 0.0).all()]
+    if logs:
+        warnings += lacking(slopes[:, free], residual, table.weight, np.array(logs), None)
+    ids = [f"run {k}" for k in range(rows)]
+    warnings += outlying(residual, table.weight, ids, "log L" if curve.logs else "L")
+    how = "least squares" if objective == "least_squares" else f"Huber(delta={width:g})"
+    what = "log L" if curve.logs else "L"
+    law = curve.law(point)
+    predicted = curve._replace(logs=False).values(point[None])[0]
+    return GeneralFit(
+        law=law.model_copy(
+            update={"source": f"fit of {rows} runs ({source}), sum of {how} on {what}"}
+        ),
+        coefficients=_coefficients(form, point, sides),
+        objective=float(ends.value[best]),
+        loss_function=objective,
+        delta=width if objective == "huber" else None,
+        on="log" if curve.logs else "loss",
+        engine=engine,
+        stationary=bool(ends.stationary[best]),
+        converged=bool(ends.stationary[best]) and agree >= starts_needed(starts),
+        gradient_norm=float(ends.gradient[best]),
+        starts=starts,
+        starts_agreeing=agree,
+        n_runs=rows,
+        rmse=_rmse(predicted - table.loss, table.weight),
+        rmse_log=None
+        if min(predicted.min(), table.loss.min()) <= 0.0
+        else _rmse(np.log(predicted / table.loss), table.weight),
+        covariance=None
+        if matrix is None
+        else Covariance(names=tuple(names), matrix=tuple(tuple(row) for row in matrix.tolist())),
+        warnings=tuple(warnings),
+    )
+
+
+def _covariance(
+    slopes: FloatArray, residual: FloatArray, weight: FloatArray, width: float
+) -> FloatArray | None:
+    if math.isfinite(width):
+        return sandwich(slopes, residual, weight, width)
+    return classical(slopes, residual, weight)
+
+
+def _coefficients(form: Form, point: FloatArray, sides: FloatArray) -> dict[str, Coefficient]:
+    names: dict[float, Literal["lower", "upper"]] = {-1.0: "lower", 1.0: "upper"}
+    found = {
+        name: Coefficient(value=value, at_bound=names.get(side), fixed=False)
+        for name, value, side in zip(form.names, point.tolist(), sides.tolist(), strict=True)
+    }
+    for name in form.held:
+        found[name] = Coefficient(value=float(form.rest[name]), at_bound=None, fixed=True)
+    return found
+
+
+def _doubts(ends: _Ends, best: int, agree: int, starts: int) -> list[Remark]:
+    found = []
+    if not ends.stationary[best]:
+        sentence = (
+            f"No start of the best objective reached a stationary point: the relative projected "
+            f"gradient is {ends.gradient[best]:.2g} (limit {GRADIENT:g}), or a step still gains."
+        )
+        found.append(Remark(reason="not_stationary", sentence=sentence))
+    if agree < starts_needed(starts):
+        sentence = (
+            f"{agree} of {starts} starts end at the best objective, but {starts_needed(starts)} "
+            "must agree before it counts as the optimum; ask for more starts, or give ranges."
+        )
+        found.append(Remark(reason="few_starts_agree", sentence=sentence))
+    return found
+
+
+def _at_bounds(form: Form, point: FloatArray, sides: FloatArray, free: BoolArray) -> list[Remark]:
+    found = []
+    for name, value, side, moves in zip(form.names, point, sides, free, strict=True):
+        if side:
+            text = f"{name} stands at the {'lower' if side < 0 else 'upper'} bound of the fit"
+            text += f", {value:g}; intervals around it are one-sided."
+            found.append(Remark(reason="parameter_at_bound", sentence=text))
+        elif not moves:
+            text = f"{name} moves no prediction at the optimum, so its value means nothing."
+            found.append(Remark(reason="no_influence", sentence=text))
+    return found
+
+
+def _rmse(miss: FloatArray, weight: FloatArray) -> float:
+    return float(np.sqrt(np.average(miss * miss, weights=weight)))
