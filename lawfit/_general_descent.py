@@ -44,6 +44,9 @@ _TRACE = 0.02
 _AHEAD, _BEND = 0.1, 0.75
 """Share of a step over which its bend is measured, and most of it that the bend may add."""
 
+_RANK = 1e-10
+"""Singular value over the largest, below which a direction is not scaled to its own curvature."""
+
 _LEAST = 1e-140
 """Scale below which a coordinate has no influence that a float could square."""
 
@@ -133,14 +136,10 @@ class Task(NamedTuple):
         pull = self.weight * np.clip(residual, -delta, delta)
         soft = self.weight * np.minimum(1.0, delta / np.maximum(np.abs(residual), 1e-300))
         gradient = np.einsum("sr,srp->sp", pull, slopes)
-        hessian = None
-        if exact:
-            inside = self.weight * (np.abs(residual) <= delta)
-            hessian = np.einsum("sr,srp,srq->spq", inside, slopes, slopes)
-            hessian += self._bend(points, slopes, pull, gradient)
+        bend = self._bend(points, slopes, pull, gradient) if exact else None
         floor = np.maximum(np.abs(pull), self.weight * np.minimum(delta, self._least))
         forces = np.einsum("sr,srp->sp", floor, np.abs(slopes))
-        return Slopes(gradient, forces, residual, np.sqrt(soft), slopes, hessian)
+        return Slopes(gradient, forces, residual, np.sqrt(soft), slopes, bend)
 
     def _bend(
         self, points: FloatArray, slopes: FloatArray, pull: FloatArray, gradient: FloatArray
@@ -172,7 +171,8 @@ class Slopes(NamedTuple):
     ``gradient`` and ``forces``, the sum over runs of the sizes of what it is the sum of, have
     shape (points, coordinates); ``residual`` and ``root``, of the weights with which half the
     squares bound the objective, (points, runs); ``slopes`` of the curve (points, runs,
-    coordinates); ``hessian``, where the exact one was asked for, (points, coordinates, same).
+    coordinates); ``bend``, what the second derivative of the law adds to that of the objective,
+    where it was asked for, (points, coordinates, same).
     """
 
     gradient: FloatArray
@@ -180,13 +180,13 @@ class Slopes(NamedTuple):
     residual: FloatArray
     root: FloatArray
     slopes: FloatArray
-    hessian: FloatArray | None
+    bend: FloatArray | None
 
 
 class _Model(NamedTuple):
     """The objective near points, in scaled coordinates: what a step is taken from.
 
-    ``across`` takes what a run adds to the curve to the eigenvectors; only of Gauss and Newton's.
+    ``across`` takes what a run adds to the curve to the directions of Gauss-Newton steps.
     """
 
     measure: FloatArray
@@ -195,7 +195,7 @@ class _Model(NamedTuple):
     sizes: FloatArray
     vectors: FloatArray
     along: FloatArray
-    across: FloatArray | None
+    across: FloatArray
 
     def step(self, damping: FloatArray, along: FloatArray | None = None) -> FloatArray:
         share = (self.along if along is None else along) / (self.sizes + damping[:, None])
@@ -318,7 +318,7 @@ def _stage(
             stop = (model.measure <= GRADIENT) & (model.decrement <= DECREMENT)
         arrived[active] = stop
         step = model.step(damping[active])
-        if model.across is not None:
+        if not exact:
             step += _bent(part, here, found, model, step, damping[active])
         trial = part.moved(here, step)
         there = part.value(trial)
@@ -345,7 +345,6 @@ def _bent(
     The geodesic acceleration of Transtrum and Sethna (arXiv 1201.5885): half the step that makes
     up for the second derivative of the curve along the first one.
     """
-    assert model.across is not None
     curve = task.curve
     here = found.residual + task.target
     ahead, behind = (curve.values(task.moved(points, sign * _AHEAD * step)) for sign in (1.0, -1.0))
@@ -370,19 +369,25 @@ def _model(
     now = np.sqrt(np.square(root).sum(axis=1))
     scale = np.maximum(now, scale)
     scale = np.where(scale > _LEAST, scale, 1.0)
-    across = None
-    if found.hessian is None:
-        left, sizes, turned = np.linalg.svd(root / scale[:, None], full_matrices=False)
-        across, vectors = left * sizes[:, None], turned.swapaxes(1, 2)
-        along = np.einsum("srk,sr->sk", across, found.root * found.residual)
-        sizes = np.maximum(sizes**2, 1e-30)
+    # by singular values, which lose half as many digits as the product of the slopes
+    across, sizes, turned = np.linalg.svd(root / scale[:, None], full_matrices=False)
+    vectors = turned.swapaxes(1, 2)
+    along = sizes * np.einsum("srk,sr->sk", across, found.root * found.residual)
+    if found.bend is None:
+        across, sizes = across * sizes[:, None], np.maximum(sizes**2, 1e-30)
     else:
-        free = ~held
-        hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
-        hessian = np.where(free[:, :, None] & free[:, None], hessian, np.eye(points.shape[1]))
-        sizes, vectors = np.linalg.eigh(np.nan_to_num(hessian))
-        sizes = np.maximum(np.abs(sizes), 1e-15)
-        along = np.einsum("spk,sp->sk", vectors, slope / scale)
+        least = np.maximum(sizes, _RANK * sizes[:, :1])
+        vectors, along = vectors / least[:, None], along / least
+        across = across * (sizes / least)[:, None]
+        inside = np.abs(found.residual) <= task.delta[:, None]
+        hessian = np.einsum("srk,sr,srl->skl", across, inside, across)
+        bend = np.where(held[:, :, None] | held[:, None], 0.0, found.bend)
+        bend = np.nan_to_num(bend / scale[:, :, None] / scale[:, None])
+        hessian += np.einsum("spk,spq,sql->skl", vectors, bend, vectors)
+        sizes, rotation = np.linalg.eigh(hessian)
+        sizes = np.maximum(np.abs(sizes), 1e-12)
+        vectors = np.einsum("spk,skl->spl", vectors, rotation)
+        along = np.einsum("skl,sk->sl", rotation, along)
     decrement = (along * along / sizes).sum(axis=1) / (2.0 * value + task.rounding)
     return _Model(measure, decrement, scale, sizes, vectors, along, across)
 
