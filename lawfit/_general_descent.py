@@ -14,6 +14,7 @@ minimum, and says nothing of the last half of the digits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,8 +27,11 @@ from lawfit._values import FloatArray
 _LONGEST = 3.0
 """Longest step of a logarithm [-]."""
 
-_GAUSS, _NEWTON, _POLISH = 500, 300, 20
-"""Most steps of each kind."""
+_GAUSS, _NEWTON, _POLISH, _STEPS_BEFORE = 400, 200, 20, 20
+"""Most steps of each kind, the last of those at a half-width on the way."""
+
+_HOPE = 1.5
+"""Objective over the least after the Gauss-Newton steps, above which a start is left there."""
 
 _CLOSE = 1e-4
 """Share of the objective that a step could take, from which Newton's method takes over."""
@@ -50,8 +54,8 @@ _RANK = 1e-10
 _LEAST = 1e-140
 """Scale below which a coordinate has no influence that a float could square."""
 
-_CHUNK = 10
-"""Starts that descend together."""
+_NUMBERS = 30_000
+"""Slopes of the starts that descend together."""
 
 
 class Task(NamedTuple):
@@ -207,6 +211,7 @@ class _Model(NamedTuple):
         return np.asarray(((self.along - 0.5 * kept) * kept / self.sizes).sum(axis=1))
 
 
+@np.errstate(all="ignore")
 def descend_any(
     task: Task,
     starts: FloatArray,
@@ -227,46 +232,64 @@ def descend_any(
     progress : callable, optional
         Called with the starts that have ended, and their number.
     """
-    found: list[Found] = []
-    for first in range(0, len(starts), _CHUNK):
-        part = starts[first : first + _CHUNK]
-        found.append(_descend(task, part, vanishing))
-        if progress is not None:
-            progress(min(first + _CHUNK, len(starts)), len(starts))
-    return Found(*(np.concatenate(column) for column in zip(*found, strict=True)))
-
-
-def _descend(task: Task, starts: FloatArray, vanishing: BoolArray) -> Found:
     points = np.clip(starts, task.lower, task.upper)
-    logged = np.where((points <= 0.0) & task.logged, False, task.logged)
+    logged = task.logged & (points > 0.0)
     task = task._replace(logged=logged, delta=np.repeat(task.delta, len(points)))
-    points = _approach(task, points)
-    aim = task.delta
+    arrived = np.zeros(len(points), dtype=bool)
+    chunks = np.array_split(np.arange(len(points)), math.ceil(len(points) / _chunk(task)))
+    for chunk in chunks:
+        points[chunk], arrived[chunk] = _approach(task.at(chunk), points[chunk])
+        if progress is not None:
+            progress(int(chunk[-1]) + 1, len(points))
+    if not arrived.any():
+        points = _by_ratio(task, starts, points)
+    value = task.value(points)
+    hopeful = value <= _HOPE * (value.min() + task.rounding)
+    found = Found(points, value, np.ones(len(points)), np.zeros(len(points), dtype=bool))
+    for chunk in chunks:
+        rows = chunk[hopeful[chunk]]
+        if rows.size:
+            ended = _finish(task.at(rows), points[rows], vanishing)
+            for whole, part in zip(found, ended, strict=True):
+                whole[rows] = part
+    return found
+
+
+def _chunk(task: Task) -> int:
+    """Return how many starts may descend together."""
+    return int(np.clip(_NUMBERS / (task.curve.rows * len(task.curve.names)), 1, 100))
+
+
+def _approach(task: Task, points: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """Take Gauss-Newton steps."""
+    return _stage(task, points, exact=False, most=_GAUSS, share=_CLOSE)
+
+
+def _by_ratio(task: Task, starts: FloatArray, points: FloatArray) -> FloatArray:
+    """Approach again with all coefficients moving by ratio, and return the lower ends.
+
+    Their signs then stay, and a valley that is bent for the coefficients may be straight for
+    their logarithms.
+    """
+    logged = task.logged | ((starts != 0.0) & ~np.isfinite(task.lower) & ~np.isfinite(task.upper))
+    if (logged == task.logged).all():
+        return points
+    again = task._replace(logged=logged)
+    other, _ = _approach(again, np.clip(starts, task.lower, task.upper))
+    lower = task.value(other) < task.value(points)
+    return np.where(lower[:, None], other, points)
+
+
+def _finish(task: Task, points: FloatArray, vanishing: BoolArray) -> Found:
+    """Take Newton steps to the end, first with a half-width as large as the residuals."""
     spread = np.median(np.abs(task.curve.values(points) - task.target), axis=1)
-    while (spread > aim).any():
-        near = task._replace(delta=np.maximum(aim, spread))
-        points, _ = _stage(near, points, exact=True, most=_NEWTON // 10, share=_CLOSE)
+    while (spread > task.delta).any():
+        near = task._replace(delta=np.maximum(task.delta, spread))
+        points, _ = _stage(near, points, exact=True, most=_STEPS_BEFORE, share=_CLOSE)
         spread = spread / _SHRINK
     points, _ = _stage(task, points, exact=True, most=_NEWTON, share=0.0)
     points = _without_traces(task, points, vanishing)
-    return _polish(task, points)
-
-
-def _approach(task: Task, starts: FloatArray) -> FloatArray:
-    """Take Gauss-Newton steps; a start that does not arrive moves all coefficients by ratio.
-
-    Their signs then stay, and a valley that is bent for the coefficients may be straight for
-    their logarithms. The lower end counts.
-    """
-    points, arrived = _stage(task, starts, exact=False, most=_GAUSS, share=_CLOSE)
-    late = np.flatnonzero(~arrived & np.isfinite(task.value(points)))
-    part = task.at(late)
-    part = part._replace(logged=part.logged | ((starts[late] != 0.0) & (task.lower < 0.0)))
-    if late.size and (part.logged != task.logged[late]).any():
-        other, _ = _stage(part, starts[late], exact=False, most=_GAUSS, share=_CLOSE)
-        lower = part.value(other) < part.value(points[late])
-        points[late[lower]] = other[lower]
-    return points
+    return _polish(task._replace(logged=task.logged & (points > 0.0)), points)
 
 
 def _without_traces(task: Task, points: FloatArray, vanishing: BoolArray) -> FloatArray:
@@ -376,13 +399,13 @@ def _model(
     if found.bend is None:
         across, sizes = across * sizes[:, None], np.maximum(sizes**2, 1e-30)
     else:
-        least = np.maximum(sizes, _RANK * sizes[:, :1])
+        least = np.maximum(sizes, _RANK * np.maximum(sizes[:, :1], 1e-6))
         vectors, along = vectors / least[:, None], along / least
         across = across * (sizes / least)[:, None]
         inside = np.abs(found.residual) <= task.delta[:, None]
         hessian = np.einsum("srk,sr,srl->skl", across, inside, across)
         bend = np.where(held[:, :, None] | held[:, None], 0.0, found.bend)
-        bend = np.nan_to_num(bend / scale[:, :, None] / scale[:, None])
+        bend = np.nan_to_num(np.clip(bend / scale[:, :, None] / scale[:, None], -1e60, 1e60))
         hessian += np.einsum("spk,spq,sql->skl", vectors, bend, vectors)
         sizes, rotation = np.linalg.eigh(hessian)
         sizes = np.maximum(np.abs(sizes), 1e-12)
