@@ -107,7 +107,8 @@ class Curve(NamedTuple):
         size = np.maximum(np.abs(points), _SMALL)
         if self.turned:
             steps = _spread(points.astype(np.complex128), 1j * _TINY * size)
-            return self._split(self.values(steps).imag, len(points)) / (_TINY * size)[:, None]
+            slopes = self._split(self.values(steps).imag, len(points)) / (_TINY * size)[:, None]
+            return np.asarray(slopes)
         width = _WIDTH * self.reach(points, self._difference(points, _ROUGH * size))
         level = [self._difference(points, width / 2**k) for k in range(3)]
         first = [(4.0 * level[k + 1] - level[k]) / 3.0 for k in range(2)]
@@ -119,24 +120,31 @@ class Curve(NamedTuple):
         It has then moved by its own size, or the function by its.
         """
         most = np.maximum(np.abs(slopes).max(axis=1), 1e-300)
-        return np.fmin(np.maximum(np.abs(points), _SMALL), self.size / most)
+        return np.asarray(np.fmin(np.maximum(np.abs(points), _SMALL), self.size / most))
 
-    def probed(self, point: FloatArray) -> Curve:
-        """Return the same with what the law takes found out at a point where it has a value."""
-        one = self._replace(together=False, turned=False)
-        near = np.array([point, point + 1e-3 * np.maximum(np.abs(point), _SMALL)])
+    def probed(self, points: FloatArray) -> Curve:
+        """Return the same with what the law takes found out at points where it has a value.
+
+        One point that agrees decides: the code is the same at all, and at a wild one differences
+        are nothing to compare with.
+        """
+        plain = self._replace(together=False, turned=False)
+        many, turned = (plain._replace(together=True), plain._replace(turned=True))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            many = one._replace(together=True)
-            wanted = one.values(near)
+            near = np.concatenate([points, points * 1.001])
+            wanted = plain.values(near)
             together = _same(lambda: many._at(near), wanted, 1e-10)
-            found = one._replace(together=together)
-            differences = one.slopes(near[:1])
-            turned = found._replace(turned=True)
-            scale = np.abs(differences).max(axis=1, keepdims=True) + 1e-300
-            return found._replace(
-                turned=_same(lambda: turned.slopes(near[:1]) / scale, differences / scale, 1e-6)
-            )
+            straight = any(turned.agrees(point) for point in points)
+        return self._replace(together=together, turned=straight)
+
+    def agrees(self, point: FloatArray) -> bool:
+        """Whether the derivatives at a point are those of differences."""
+        unit = np.maximum(np.abs(point), _SMALL) / self.size
+        with np.errstate(all="ignore"):
+            differences = self._replace(turned=False).slopes(point[None]) * unit
+            scale = np.abs(differences).max(axis=1, keepdims=True) + 1e-2
+            return _same(lambda: self.slopes(point[None]) * unit / scale, differences / scale, 1e-6)
 
     def _accepts(self, point: FloatArray) -> bool:
         try:
@@ -170,7 +178,7 @@ class Curve(NamedTuple):
         law = self.kind.model_construct(**{**self.rest, **fields})
         with np.errstate(all="ignore"):
             if isinstance(law, GeneralLaw):
-                value = np.asarray(law.value_at(self.columns))
+                value: NDArray[Any] = np.asarray(law.value_at(self.columns))
             else:
                 value = np.asarray(law.loss(**self.columns))
             if self.logs:
@@ -186,7 +194,7 @@ class Curve(NamedTuple):
 
     def _split(self, values: FloatArray, points: int) -> FloatArray:
         """Turn (points times coefficients, runs) into (points, runs, coefficients)."""
-        return values.reshape(points, len(self.names), self.rows).swapaxes(1, 2)
+        return np.asarray(values.reshape(points, len(self.names), self.rows).swapaxes(1, 2))
 
 
 def _spread(points: NDArray[Any], steps: NDArray[Any]) -> NDArray[Any]:
@@ -202,6 +210,5 @@ def _same(values: Callable[[], NDArray[Any]], wanted: NDArray[Any], within: floa
         found = values()
     except Exception:  # the code of a law may object to what it was not written for in any way
         return False
-    return found.shape == wanted.shape and bool(
-        np.allclose(found, wanted, rtol=within, atol=within, equal_nan=True)
-    )
+    near = np.allclose(found, wanted, rtol=within, atol=within, equal_nan=True)
+    return found.shape == wanted.shape and bool(np.isfinite(wanted).any()) and bool(near)

@@ -105,7 +105,8 @@ def form_of(
         values of ``fixed`` or ``bounds`` are not the law's.
     """
     kind = law if isinstance(law, type) else type(law)
-    if not issubclass(kind, GeneralLaw | ScalingLaw) or getattr(kind, "__abstractmethods__", None):
+    lawful: bool = issubclass(kind, GeneralLaw | ScalingLaw)
+    if not lawful or kind.__abstractmethods__:
         raise LawError(f"law is {law!r}, but must be a law, or the class of one.")
     rest = _rest(law, kind)
     names = _coefficients(kind, rest)

@@ -45,6 +45,9 @@ __all__ = ["GeneralFit", "fit_general"]
 _DRAWS = 20
 """Random points of which a start is the best."""
 
+_PROBES = 8
+"""Starts at which is found out what the code of a law takes."""
+
 _MOVES = 1e-7
 """Influence of a coefficient on the fitted function, over its size, below which it has none."""
 
@@ -224,13 +227,16 @@ def fit_general(
     generator = np.random.default_rng(rng)
     if terms is not None:
         ends = _by_terms(terms, form, table, width, starts, generator, progress)
-        curve = curve.probed(ends.points[_best(ends)])
+        curve = curve.probed(ends.points[[_best(ends)]])
     else:
         task = Task.of(curve, table.loss, table.weight, (form.lower, form.upper), width)
         task = task._replace(logged=form.logged)
         first = _first(form, task, starts, ranges, generator)
-        curve = curve.probed(first[0])
+        curve = curve.probed(first[:_PROBES])
         ends = _by_values(form, task._replace(curve=curve), first, progress)
+        if curve.turned and not curve.agrees(ends.points[_best(ends)]):
+            curve = curve._replace(turned=False)
+            ends = _by_values(form, task._replace(curve=curve), first, progress)
     engine: Literal["terms", "values"] = "values" if terms is None else "terms"
     return _result(form, curve, table, ends, width, objective, source, engine)
 
