@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lawfit._newton import Before, Limits, derivatives, descend_many, terms_of
 from lawfit._posynomial import Posynomial
 from lawfit._values import FloatArray
 
@@ -107,6 +106,8 @@ class Problem(NamedTuple):
 
     def derivatives(self, points: FloatArray) -> Derivatives:
         """Return gradient, second derivative and scales."""
+        from lawfit._newton import derivatives, terms_of  # numba takes a second to import
+
         terms, (number, size) = terms_of(self.form), points.shape
         hessian, vectors = np.empty((number, size, size)), np.empty((number, 3, size))
         for i, point in enumerate(points):
@@ -184,6 +185,8 @@ def descend(
     progress : callable, optional
         Called with the starts that have ended, and their number.
     """
+    from lawfit._newton import Before, Limits, descend_many, terms_of
+
     points = np.ascontiguousarray(np.clip(starts, problem.lower, problem.upper), dtype=np.float64)
     ends = np.full((len(points), 3), np.inf)
     terms = terms_of(problem.form)
