@@ -17,6 +17,7 @@ Examples
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
 from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
+from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
@@ -83,6 +84,8 @@ __all__ = [
     "Coefficient",
     "CoefficientInterval",
     "Covariance",
+    "Coverage",
+    "CoverageRow",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
     "FitResult",
@@ -116,6 +119,7 @@ __all__ = [
     "bootstrap",
     "fit",
     "held_out",
+    "interval_coverage",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
@@ -123,4 +127,5 @@ __all__ = [
     "profile_statistic",
     "published_ensemble",
     "ridge_scan",
+    "simulated_runs",
 ]
