@@ -16,7 +16,6 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
-from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
@@ -41,7 +40,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
-from lawfit.profile import ProfileCurve, profile, profile_statistic
+from lawfit.profiling import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -51,6 +50,7 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.reconstruction import published_ensemble
+from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange

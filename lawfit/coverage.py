@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict
 
 from lawfit._refit import at_optimum
 from lawfit._values import LawError
-from lawfit.bootstrap import Bootstrap, bootstrap
 from lawfit.fitting import fit
 from lawfit.laws import AnyLaw
-from lawfit.profile import profile_statistic
+from lawfit.profiling import profile_statistic
+from lawfit.resampling import Bootstrap, bootstrap
 from lawfit.result import FitResult
 from lawfit.runs import Runs
 
