@@ -242,7 +242,7 @@ def _intervals(
             result[name] = abs(profile_statistic(found, name, truth)) <= threshold, None
             continue
         low, high = _ends(found, name, method, ways, level, threshold)
-        width = math.log(high / low) if name in prefactors else high - low
+        width = math.log(high / max(low, 1e-300)) if name in prefactors else high - low
         result[name] = low <= truth <= high, width
     return result
 
