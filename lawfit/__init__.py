@@ -49,6 +49,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.published_runs import sample_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
@@ -127,5 +128,6 @@ __all__ = [
     "profile_statistic",
     "published_ensemble",
     "ridge_scan",
+    "sample_runs",
     "simulated_runs",
 ]
