@@ -46,6 +46,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
@@ -111,4 +112,5 @@ __all__ = [
     "load_law",
     "peak_learning_rate",
     "published_ensemble",
+    "read_runs",
 ]
