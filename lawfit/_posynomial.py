@@ -86,37 +86,6 @@ class Posynomial(NamedTuple):
             slopes[:, :, own] += share[:, :, None] * design[:, own]
         return log_loss, slopes, shares
 
-    def bend(self, shares: FloatArray, pull: FloatArray) -> FloatArray:
-        """Return ``sum_r pull_r sum_i p_ir z_ir z_ir'``, shape (points, parameters, parameters).
-
-        ``shares`` has shape (points, terms, runs) and ``pull`` (points, runs).
-        """
-        size = len(self.names)
-        found = np.zeros((len(pull), size, size))
-        for share, design, own in zip(shares.swapaxes(0, 1), self.design, self.own, strict=True):
-            pairs = design[:, own, None] * design[:, None, own]
-            found[np.ix_(range(len(pull)), own, own)] += np.einsum(
-                "sr,rpq->spq", share * pull, pairs
-            )
-        return found
-
-    def along_terms(self, points: FloatArray, steps: FloatArray) -> FloatArray:
-        """Return where steps lead that are straight in the terms and in their slopes.
-
-        The coordinates are the terms ``A_i`` at the centre and ``A_i theta_f``, in which ``L`` is
-        linear to first order, so that terms which trade off do so along a straight line. A term
-        loses at most nine tenths of itself. Arrays of shape (points, parameters).
-        """
-        found = points + steps
-        left = np.maximum(1.0 + steps[:, : self.terms], 0.1)
-        found[:, : self.terms] = points[:, : self.terms] + np.log(left)
-        size = np.exp(points[:, : self.terms])
-        for k in range(self.terms, len(self.names)):
-            own = [t for t in range(self.terms) if k in self.own[t]]
-            ratio = (size[:, own] * left[:, own]).sum(axis=1) / size[:, own].sum(axis=1)
-            found[:, k] = points[:, k] + steps[:, k] / ratio
-        return found
-
     def raw(self, point: FloatArray) -> dict[str, float]:
         """Return the fields of the law at a point, in raw units."""
         logs = point[: self.terms] - self.centre @ point[self.terms :]
