@@ -16,11 +16,13 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.identify import RidgeRow, RidgeScan, ridge_scan
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.literature import (
@@ -38,6 +40,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
+from lawfit.profile import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -75,9 +78,11 @@ __all__ = [
     "AbnarLaw",
     "AnyGeneralLaw",
     "AnyLaw",
+    "Bootstrap",
     "ChinchillaLaw",
     "ClarkLaw",
     "Coefficient",
+    "CoefficientInterval",
     "Covariance",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
@@ -98,19 +103,26 @@ __all__ = [
     "PosynomialLaw",
     "PowerTerm",
     "PrintedCoefficient",
+    "ProfileCurve",
     "Quantity",
     "Remark",
+    "RidgeRow",
+    "RidgeScan",
     "Runs",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
+    "bootstrap",
     "fit",
     "held_out",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
+    "profile",
+    "profile_statistic",
     "published_ensemble",
     "read_runs",
+    "ridge_scan",
 ]

@@ -167,6 +167,7 @@ def descend(
     starts: FloatArray,
     *,
     enough: float = -1.0,
+    warm: bool = False,
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Found:
@@ -180,6 +181,9 @@ def descend(
         Where from; moved inside the bounds.
     enough : float
         Objective at which a start stops where it is, and counts as not converged.
+    warm : bool
+        The starts are near their optimum, so that none descends objectives of a larger half-width
+        first.
     workers : int or None
         Threads, or None for one each core; the ends do not depend on it.
     progress : callable, optional
@@ -191,7 +195,8 @@ def descend(
     ends = np.full((len(points), 3), np.inf)
     terms = terms_of(problem.form)
     limits = Limits(GRADIENT, DECREMENT, MOST_STEPS, float(enough))
-    before = Before(_WIDE, _SHRINK, Limits(_LOOSE, DECREMENT, _STEPS_BEFORE, -1.0), _TRACE)
+    loose = Limits(_LOOSE, DECREMENT, _STEPS_BEFORE, -1.0)
+    before = Before(0.0 if warm else _WIDE, _SHRINK, loose, _TRACE)
 
     def some(part: slice) -> int:
         own = problem.at(part)
