@@ -272,7 +272,7 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
             envelope.cluster.n_devices, envelope.window_days, best.tokens / available
         ),
         flags=(
-            *(f"law: {flag}" for flag in (*law_flags, *shape_flags, *convention_flags(envelope))),
+            *(f"law: {flag}" for flag in (*convention_flags(envelope), *law_flags, *shape_flags)),
             *step.flags,
         ),
     )
@@ -329,14 +329,18 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def own_version() -> str:
+    """Return the version of this package, "unknown" where it is not installed."""
+    try:
+        return version("mosaic-opt")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def provenance(problem: Problem, backend: str) -> dict[str, object]:
     """Return what an answer rests on: packs, law, versions, and the envelope itself."""
     envelope = problem.envelope
     pack = envelope.cluster.pack
-    try:
-        own = version("mosaic-opt")
-    except PackageNotFoundError:
-        own = "unknown"
     return {
         "hardware": {"name": pack.name, "sha256": pack.digest},
         "stack": {"name": problem.profile.name, "sha256": problem.profile.digest},
@@ -347,7 +351,7 @@ def provenance(problem: Problem, backend: str) -> dict[str, object]:
         },
         "backend": backend,
         "versions": {
-            "mosaic-opt": own,
+            "mosaic-opt": own_version(),
             **{package: version(package) for package in ("numpy", "numba", "pydantic")},
         },
         "envelope": envelope.model_dump(mode="json"),
