@@ -16,7 +16,7 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
-from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
+from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
@@ -40,7 +40,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
-from lawfit.profile import ProfileCurve, profile, profile_statistic
+from lawfit.profiling import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -51,6 +51,7 @@ from lawfit.published import (
 )
 from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
+from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
@@ -84,6 +85,8 @@ __all__ = [
     "Coefficient",
     "CoefficientInterval",
     "Covariance",
+    "Coverage",
+    "CoverageRow",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
     "FitResult",
@@ -117,6 +120,7 @@ __all__ = [
     "bootstrap",
     "fit",
     "held_out",
+    "interval_coverage",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
@@ -125,4 +129,5 @@ __all__ = [
     "published_ensemble",
     "read_runs",
     "ridge_scan",
+    "simulated_runs",
 ]
