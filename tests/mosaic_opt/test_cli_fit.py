@@ -198,6 +198,18 @@ def test_one_expert_split_of_several(mosaic: Run, tmp_path: Path) -> None:
     assert report.n_train == read_runs(file).expert_split.count(4.0)
 
 
+def test_the_points_of_the_chinchilla_figure(mosaic: Run, shared_data: Path) -> None:
+    """The coefficients on the page about fits; 1.0182740e-3 is the least known objective."""
+    file = shared_data / "laws" / "epoch_chinchilla" / "svg_extracted_data.csv"
+    code, out, _ = mosaic(*chinchilla(str(file), *BARE, "--outliers", "highest:5", "--json", "-"))
+    assert code == 0
+    report = FitReport.from_json(out)
+    assert report.n_train == 240
+    assert report.objective == pytest.approx(1.0182740e-3, rel=1e-7)
+    assert report.coefficients["beta"].value == pytest.approx(0.36717, abs=1e-5)
+    assert "tokens_from_compute" in [warning.reason for warning in report.warnings]
+
+
 # ---------------------------------------------------------------- the page with figures
 
 
