@@ -49,6 +49,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.published_runs import sample_runs
 from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
@@ -129,5 +130,6 @@ __all__ = [
     "published_ensemble",
     "read_runs",
     "ridge_scan",
+    "sample_runs",
     "simulated_runs",
 ]
