@@ -50,6 +50,7 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.published_runs import sample_runs
+from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
@@ -127,6 +128,7 @@ __all__ = [
     "profile",
     "profile_statistic",
     "published_ensemble",
+    "read_runs",
     "ridge_scan",
     "sample_runs",
     "simulated_runs",
