@@ -16,12 +16,14 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
 from lawfit.general_fit import GeneralFit, fit_general
+from lawfit.identify import RidgeRow, RidgeScan, ridge_scan
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.literature import (
@@ -39,6 +41,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
+from lawfit.profiling import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -47,7 +50,10 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.published_runs import sample_runs
+from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
+from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
@@ -75,10 +81,14 @@ __all__ = [
     "AbnarLaw",
     "AnyGeneralLaw",
     "AnyLaw",
+    "Bootstrap",
     "ChinchillaLaw",
     "ClarkLaw",
     "Coefficient",
+    "CoefficientInterval",
     "Covariance",
+    "Coverage",
+    "CoverageRow",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
     "FitResult",
@@ -99,19 +109,30 @@ __all__ = [
     "PosynomialLaw",
     "PowerTerm",
     "PrintedCoefficient",
+    "ProfileCurve",
     "Quantity",
     "Remark",
+    "RidgeRow",
+    "RidgeScan",
     "Runs",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
+    "bootstrap",
     "fit",
     "fit_general",
     "held_out",
+    "interval_coverage",
     "law_from_mapping",
     "load_law",
     "peak_learning_rate",
+    "profile",
+    "profile_statistic",
     "published_ensemble",
+    "read_runs",
+    "ridge_scan",
+    "sample_runs",
+    "simulated_runs",
 ]

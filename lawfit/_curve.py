@@ -201,7 +201,7 @@ def _spread(points: NDArray[Any], steps: NDArray[Any]) -> NDArray[Any]:
     """Return each point with one coefficient moved, shape (points times coefficients, same)."""
     size = points.shape[1]
     moved = points[:, None] + np.eye(size) * steps[:, :, None]
-    return moved.reshape(-1, size)
+    return np.asarray(moved.reshape(-1, size))
 
 
 def _same(values: Callable[[], NDArray[Any]], wanted: NDArray[Any], within: float) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from lawfit._misfit import robust_scale
+from lawfit._misfit import curvature
 from lawfit._values import FloatArray
 
 _SINGULAR = 1e13
@@ -16,12 +14,10 @@ _SINGULAR = 1e13
 def sandwich(
     slopes: FloatArray, residual: FloatArray, weight: FloatArray, delta: float
 ) -> FloatArray | None:
-    r"""Return the sandwich of M-estimation (Huber, Proc. 5th Berkeley Symp. 1:221, 1967).
+    """Return the sandwich of M-estimation (Huber, Proc. 5th Berkeley Symp. 1:221, 1967).
 
-    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``. For a
-    small delta ``psi'`` is a density of the residuals at 0, run by run: it is taken over a width
-    of at least ``1.06 s n^(-1/5)`` (Powell, in Barnett et al., Nonparametric and Semiparametric
-    Methods, 1991, with Silverman's width).
+    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``, of
+    which ``psi'`` is that of `curvature`.
 
     Parameters
     ----------
@@ -42,11 +38,7 @@ def sandwich(
     if rows <= size or size == 0 or not (scale > 0.0).all():
         return None
     slopes = slopes / scale
-    density = weight
-    if math.isfinite(delta):
-        least = 1.06 * robust_scale(residual) * rows**-0.2
-        width = max(delta, least)
-        density = density * (np.abs(residual) <= width) * delta / width
+    density = curvature(residual, weight, delta)
     inverse = _inverse(np.einsum("r,rp,rq->pq", density, slopes, slopes))
     if inverse is None:
         return None

@@ -200,7 +200,7 @@ def _result(
         warnings.append(Remark(reason="few_starts_agree", sentence=sentence))
     log_loss, slopes, _ = form.slopes(point[None])
     residual = log_loss[0] - problem.log_loss[0]
-    optimum = Optimum(form, point, _free(form, point), slopes[0], residual)
+    optimum = Optimum(form, point, form.free(point), slopes[0], residual)
     warnings += remarks(optimum, train, noise)
     covariance = _covariance(optimum, problem)
     if covariance is None and optimum.free.any():
@@ -213,6 +213,7 @@ def _result(
             **prototype.model_dump(),
             **values,
             "source": f"fit of {len(train)} runs ({train.source}), sum of {width} on log L",
+            "convention": train.convention,
             "valid_range": _range(train),
         }
     )
@@ -262,16 +263,6 @@ def _best(problem: Problem, found: Found) -> int:
     margin = 1e-9 * found.value[least] + problem.rounding[0]
     good = np.flatnonzero(found.converged & (found.value <= found.value[least] + margin))
     return int(good[np.argmin(found.value[good])]) if good.size else least
-
-
-def _free(form: Posynomial, point: FloatArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Return which parameters a neighbouring optimum may move."""
-    free = (form.lower < point) & (point < form.upper)
-    vanished = point[: form.terms] <= form.lower[: form.terms]
-    for k in range(form.terms, len(point)):
-        if all(vanished[t] for t, own in enumerate(form.own) if k in own):
-            free[k] = False
-    return np.asarray(free)
 
 
 def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "upper"] | None:
