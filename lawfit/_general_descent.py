@@ -112,9 +112,10 @@ class Task(NamedTuple):
 
     def value(self, points: FloatArray) -> FloatArray:
         """Return the objective, shape (points,); inf where the law has no value."""
-        size = np.abs(self.curve.values(points) - self.target)
-        near = np.minimum(size, self.delta[:, None])
-        value = (self.weight * near * (size - 0.5 * near)).sum(axis=1)
+        with np.errstate(all="ignore"):
+            size = np.abs(self.curve.values(points) - self.target)
+            near = np.minimum(size, self.delta[:, None])
+            value = (self.weight * near * (size - 0.5 * near)).sum(axis=1)
         legal = np.isfinite(value)
         legal[legal] = self.curve.legal(points[legal])
         return np.where(legal, value, np.inf)
@@ -241,7 +242,7 @@ def descend_any(
         points[chunk], arrived[chunk] = _approach(task.at(chunk), points[chunk])
         if progress is not None:
             progress(int(chunk[-1]) + 1, len(points))
-    if not arrived.any():
+    if arrived.sum() < 2:  # too few to agree
         points = _by_ratio(task, starts, points)
     value = task.value(points)
     hopeful = value <= _HOPE * (value.min() + task.rounding)

@@ -218,7 +218,7 @@ class PosynomialLaw(GeneralLaw):
     def _values(self, at: Point) -> list[tuple[PowerTerm, Number]]:
         found: list[tuple[PowerTerm, Number]] = []
         for term in self.terms:
-            if not (math.isfinite(term.coefficient) and term.coefficient >= 0.0):
+            if not (np.isfinite(term.coefficient) & (np.real(term.coefficient) >= 0.0)).all():
                 raise LawError(
                     f"the coefficient of the term {term.name!r} is {term.coefficient:g}, but a "
                     "posynomial needs a finite one of at least 0; the nearest legal value is 0."
@@ -228,7 +228,7 @@ class PosynomialLaw(GeneralLaw):
                     f"the term {term.name!r} has an exponent of {strange[0]!r}, but the variables "
                     f"of this law are {', '.join(self.variables)}."
                 )
-            if wild := [p for p in term.exponents.values() if not math.isfinite(p)]:
+            if wild := [p for p in term.exponents.values() if not np.isfinite(p).all()]:
                 raise LawError(
                     f"the term {term.name!r} has the exponent {wild[0]:g}, but an exponent must "
                     "be a finite number; the nearest legal value in use is 0."
