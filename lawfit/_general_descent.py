@@ -51,6 +51,9 @@ _AHEAD, _BEND = 0.1, 0.75
 _RANK = 1e-10
 """Singular value over the largest, below which a direction is not scaled to its own curvature."""
 
+_NONE = 1e-14
+"""The same, below which nothing moves in it: the direction of a coefficient that is held."""
+
 _LEAST = 1e-140
 """Scale below which a coordinate has no influence that a float could square."""
 
@@ -395,8 +398,10 @@ def _model(
     scale = np.where(scale > _LEAST, scale, 1.0)
     # by singular values, which lose half as many digits as the product of the slopes
     across, sizes, turned = np.linalg.svd(root / scale[:, None], full_matrices=False)
-    vectors = turned.swapaxes(1, 2)
+    vectors = np.where(held[:, :, None], 0.0, turned.swapaxes(1, 2))
     along = sizes * np.einsum("srk,sr->sk", across, found.root * found.residual)
+    dead = sizes <= _NONE * np.maximum(sizes[:, :1], 1e-6)
+    along = np.where(dead, 0.0, along)
     if found.bend is None:
         across, sizes = across * sizes[:, None], np.maximum(sizes**2, 1e-30)
     else:
@@ -408,6 +413,7 @@ def _model(
         bend = np.where(held[:, :, None] | held[:, None], 0.0, found.bend)
         bend = np.nan_to_num(np.clip(bend / scale[:, :, None] / scale[:, None], -1e60, 1e60))
         hessian += np.einsum("spk,spq,sql->skl", vectors, bend, vectors)
+        hessian += dead[:, :, None] * np.eye(points.shape[1])
         sizes, rotation = np.linalg.eigh(hessian)
         sizes = np.maximum(np.abs(sizes), 1e-12)
         vectors = np.einsum("spk,skl->spl", vectors, rotation)

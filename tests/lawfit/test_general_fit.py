@@ -266,6 +266,7 @@ def test_limits_of_a_field_bind() -> None:
     steep = OWN.model_copy(update={"alpha": 2.5})
     columns = own_columns()
     found = fit_general(Saturating, columns, steep.loss(**columns), starts=8)
+    assert found.converged
     assert found.coefficients["alpha"].value == 2.0
     assert found.coefficients["alpha"].at_bound == "upper"
     assert "parameter_at_bound" in reasons(found)
