@@ -3,7 +3,7 @@
 Laws are frozen values with one interface, `ScalingLaw`; those of papers with other
 variables are a `GeneralLaw`. This package evaluates published laws and the user's
 own, draws laws, and fits them to runs: `fit` takes a table of `Runs` and says
-itself whether it found the optimum.
+itself whether it found the optimum, `next_runs` which runs to add.
 
 Examples
 --------
@@ -16,11 +16,21 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.candidates import Candidates
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
+from lawfit.design import next_runs
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.goals import (
+    ChoiceGoal,
+    ChosenRun,
+    CoefficientGoal,
+    ExpectedError,
+    NextRuns,
+    PredictionGoal,
+)
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.literature import (
@@ -74,12 +84,17 @@ __all__ = [
     "AbnarLaw",
     "AnyGeneralLaw",
     "AnyLaw",
+    "Candidates",
     "ChinchillaLaw",
+    "ChoiceGoal",
+    "ChosenRun",
     "ClarkLaw",
     "Coefficient",
+    "CoefficientGoal",
     "Covariance",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
+    "ExpectedError",
     "FitResult",
     "FloatArray",
     "GadreLaw",
@@ -93,9 +108,11 @@ __all__ = [
     "LawError",
     "LudziejewskiLaw",
     "Monomial",
+    "NextRuns",
     "PerSplitLaw",
     "PosynomialLaw",
     "PowerTerm",
+    "PredictionGoal",
     "PrintedCoefficient",
     "Quantity",
     "Remark",
@@ -109,6 +126,7 @@ __all__ = [
     "held_out",
     "law_from_mapping",
     "load_law",
+    "next_runs",
     "peak_learning_rate",
     "published_ensemble",
 ]
