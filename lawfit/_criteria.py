@@ -46,7 +46,7 @@ class LogVariance(NamedTuple):
     def value(self, counts: FloatArray) -> float:
         """Return it [-]; its exponential is a variance, the s-th root of a determinant."""
         inner = np.matmul(self.goal, _inverse_on(self.runs, counts, self.goal))
-        return float(np.linalg.slogdet(inner)[1].mean()) / self.goal.shape[1]
+        return float(np.linalg.slogdet(inner)[1].mean() / self.goal.shape[1])
 
     def after_each(self, counts: FloatArray) -> FloatArray:
         """Return it after one more run of each, by the rank of one of the change."""
@@ -119,9 +119,7 @@ class Regret(NamedTuple):
         return np.asarray(np.matmul(self.spread, self.spread.swapaxes(1, 2)) - left)
 
     def _best(self) -> float:
-        return float(
-            self._least(np.matmul(self.spread, self.spread.swapaxes(1, 2))).mean()
-        )
+        return float(self._least(np.matmul(self.spread, self.spread.swapaxes(1, 2))).mean())
 
     def _least(self, covariance: FloatArray) -> FloatArray:
         """Return the expected least of normals of these covariances, shape (matrices,)."""

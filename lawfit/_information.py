@@ -80,7 +80,9 @@ def known(
     asked = np.log(np.array([candidates.column(name) for name in POINT]))
     rows, more = len(found.train), len(candidates)
     fixed = {name: c.value for name, c in found.coefficients.items() if c.fixed}
-    form = posynomial(law, np.concatenate([logs.variables, asked, points], axis=1), logs.loss, fixed)
+    form = posynomial(
+        law, np.concatenate([logs.variables, asked, points], axis=1), logs.loss, fixed
+    )
     free = _free(found, form)
     log_loss, slopes, _ = form.slopes(form.point(law.model_dump())[None])
     slopes = slopes[0][:, free]

@@ -45,9 +45,7 @@ class Purse(NamedTuple):
         return np.asarray((self.cost <= left) & room)
 
 
-def fill(
-    criterion: Criterion, purse: Purse, counts: FloatArray, *, per_cost: bool
-) -> FloatArray:
+def fill(criterion: Criterion, purse: Purse, counts: FloatArray, *, per_cost: bool) -> FloatArray:
     """Return the counts with what the budget still buys, run by run the most gain.
 
     Parameters

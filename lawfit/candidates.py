@@ -217,9 +217,7 @@ class Candidates(BaseModel):
         return tuple(counts.tolist())
 
 
-def _levels(
-    name: str, given: Sequence[float] | None, values: FloatArray, most: int
-) -> list[float]:
+def _levels(name: str, given: Sequence[float] | None, values: FloatArray, most: int) -> list[float]:
     """Return the levels given, or those of the runs."""
     if given is not None:
         if not len(given):

@@ -36,6 +36,12 @@ _RIVALS = 5
 _SWEEPS = 4
 """Rounds of exchanges on a regret, which costs more than a variance."""
 
+_GREEDY = 200
+"""Runs of a design beyond which none is sought run by run by its regret."""
+
+_WAYS = (True, False)
+"""Gain over cost, and gain."""
+
 _SHOWN = 8192
 """Sample of the regrets that are reported."""
 
@@ -111,9 +117,10 @@ def next_runs(
             LogVariance(runs, np.array([_wanted(goal, view)[0] for view in views])), purse
         )
     counts, none = answer.counts, np.zeros(len(possible))
+    before, after = (_errors(here, rows, n) for n in (none, counts))
     errors = tuple(
         ExpectedError(name=name, before=old, after=new)
-        for name, old, new in zip(names, *(_errors(here, rows, n) for n in (none, counts)))
+        for name, old, new in zip(names, before, after, strict=True)
     )
     regret = _regret(views, here, seed, _SHOWN) if isinstance(goal, ChoiceGoal) else None
     chosen = _chosen(found, possible, counts)
@@ -171,8 +178,14 @@ def _for_choice(criterion: Regret, purse: Purse) -> FloatArray:
             np.concatenate([each.goal for each in goals]),
         )
     )
-    starts = [fill(each, purse, none, per_cost=way) for each in goals for way in (True, False)]
-    starts += [fill(criterion, purse, none, per_cost=way) for way in (True, False)]
+    floors = [np.floor(relaxed(each, purse).counts + 1e-9) for each in goals]
+    if min(floor.sum() for floor in floors) <= _GREEDY:
+        floors.append(none)
+    starts = [fill(criterion, purse, floor, per_cost=way) for floor in floors for way in _WAYS]
+    starts += [
+        fill(each, purse, floor, per_cost=True)
+        for each, floor in zip(goals, floors[: len(goals)], strict=True)
+    ]
     starts = sorted(starts, key=criterion.value)[:2]
     ends = [exchange(criterion, purse, start, _SWEEPS) for start in starts]
     return min(ends, key=criterion.value)
@@ -263,8 +276,8 @@ def _laws(found: FitResult, ensemble: LawEnsemble | None) -> tuple[AnyLaw, ...]:
     if ensemble is None:
         return (own,)
     for law in ensemble.laws:
-        other = isinstance(law, PerSplitLaw) and isinstance(own, PerSplitLaw)
-        if type(law) is not type(own) or (other and law.expert_split != own.expert_split):
+        split = [x.expert_split for x in (law, own) if isinstance(x, PerSplitLaw)]
+        if type(law) is not type(own) or len(set(split)) > 1:
             raise LawError(
                 f"average_over holds a {type(law).__name__} of another kind than the fit, which is "
                 f"a {type(own).__name__}; give draws of the fit, as FitResult.ensemble does."
@@ -278,7 +291,7 @@ def _points(goal: Goal, law: AnyLaw) -> FloatArray:
         return np.zeros((4, 0))
     point = {name: np.atleast_1d(getattr(goal, name)).astype(float) for name in POINT}
     law.loss(**point)  # refuses what is no run
-    return np.log(np.array(list(point.values())))
+    return np.asarray(np.log(np.array(list(point.values()))))
 
 
 def _chosen(found: FitResult, possible: Candidates, counts: FloatArray) -> tuple[ChosenRun, ...]:
