@@ -16,6 +16,7 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.candidates import Candidates
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.design import next_runs
@@ -31,6 +32,7 @@ from lawfit.goals import (
     NextRuns,
     PredictionGoal,
 )
+from lawfit.identify import RidgeRow, RidgeScan, ridge_scan
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
 from lawfit.literature import (
@@ -48,6 +50,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
+from lawfit.profile import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -84,6 +87,7 @@ __all__ = [
     "AbnarLaw",
     "AnyGeneralLaw",
     "AnyLaw",
+    "Bootstrap",
     "Candidates",
     "ChinchillaLaw",
     "ChoiceGoal",
@@ -91,6 +95,7 @@ __all__ = [
     "ClarkLaw",
     "Coefficient",
     "CoefficientGoal",
+    "CoefficientInterval",
     "Covariance",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
@@ -114,19 +119,26 @@ __all__ = [
     "PowerTerm",
     "PredictionGoal",
     "PrintedCoefficient",
+    "ProfileCurve",
     "Quantity",
     "Remark",
+    "RidgeRow",
+    "RidgeScan",
     "Runs",
     "ScalingLaw",
     "ShapeRange",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
+    "bootstrap",
     "fit",
     "held_out",
     "law_from_mapping",
     "load_law",
     "next_runs",
     "peak_learning_rate",
+    "profile",
+    "profile_statistic",
     "published_ensemble",
+    "ridge_scan",
 ]

@@ -8,18 +8,21 @@ change of it.
 Each start takes damped Newton steps of its own (Levenberg, Q. Appl. Math. 2:164, 1944; Marquardt,
 SIAM J. 11:431, 1963) with the exact second derivative, its eigenvalues replaced by their sizes,
 in coordinates scaled by the weighted Gauss-Newton diagonal. A step is tried straight in the
-parameters and straight in the terms and their slopes (`Posynomial.along_terms`), in which ridges
-between terms are straight; the lower end counts. Parameters at a bound that the
-gradient pushes against are held there (Bertsekas, SIAM J. Control 20:221, 1982). Where `delta` is
-small the starts first descend objectives of a larger one.
+parameters and straight in the terms and their slopes (`lawfit._newton.along_terms`), in which
+ridges between terms are straight; the lower end counts. Parameters at a bound that the gradient
+pushes against are held there (Bertsekas, SIAM J. Control 20:221, 1982). Where `delta` is small
+the starts first descend objectives of a larger one.
 
-All products are of small matrices or sums over runs: no call is one that a threaded BLAS would
-split, so its threads neither help nor slow it, and the starts do not depend on each other.
+A compiled kernel (:mod:`lawfit._newton`) moves a start, threads take batches of starts, and the
+starts do not depend on each other. No BLAS or LAPACK is called, so its threads cannot slow a fit,
+nor its version change one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +42,8 @@ MOST_STEPS = 2000
 _WIDE, _SHRINK, _STEPS_BEFORE = 0.03, 3.0, 40
 """First half-width of a fit with a smaller one, its division from stage to stage, steps of each."""
 
-_LONGEST = 3.0
-"""Longest step of a parameter, of a logarithm or an exponent [-]."""
+_LOOSE = 1e-3
+"""Gradient at which such a stage has done enough."""
 
 _TRACE = 10.0
 """Height of the logarithm of a term over its bound, below which it is a trace."""
@@ -48,8 +51,8 @@ _TRACE = 10.0
 _ROUNDING = 1e-9
 """Residual below which cancellation in the gradient is rounding."""
 
-_CHUNK = 4_000_000
-"""Numbers in the largest array of a batch."""
+_BATCH = 8
+"""Starts that a thread takes at once."""
 
 
 class Problem(NamedTuple):
@@ -103,22 +106,24 @@ class Problem(NamedTuple):
 
     def derivatives(self, points: FloatArray) -> Derivatives:
         """Return gradient, second derivative and scales."""
-        log_loss, slopes, shares = self.form.slopes(points)
-        residual = log_loss - self.log_loss
-        size = np.abs(residual)
-        pull = self.weight * np.clip(residual, -self.delta, self.delta)
-        soft = self.weight * np.minimum(1.0, self.delta / np.maximum(size, 1e-300))
-        inside = self.weight * (size <= self.delta)
-        turned = slopes.swapaxes(1, 2)
-        hessian = np.matmul(turned * (inside - pull)[:, None], slopes)
-        hessian += self.form.bend(shares, pull)
-        floor = np.maximum(np.abs(pull), self.weight * min(self.delta, _ROUNDING))
-        return Derivatives(
-            gradient=np.einsum("sr,srp->sp", pull, slopes),
-            hessian=hessian,
-            diagonal=np.einsum("sr,srp->sp", soft, slopes * slopes),
-            forces=np.einsum("sr,srp->sp", floor, np.abs(slopes)),
-        )
+        from lawfit._newton import derivatives, terms_of  # numba takes a second to import
+
+        terms, (number, size) = terms_of(self.form), points.shape
+        hessian, vectors = np.empty((number, size, size)), np.empty((number, 3, size))
+        for i, point in enumerate(points):
+            one = self.at(slice(i, i + 1))
+            derivatives(
+                terms,
+                one.log_loss[0],
+                one.weight[0],
+                self.delta,
+                _ROUNDING,
+                point,
+                hessian[i],
+                vectors[i],
+            )
+        gradient, diagonal, forces = vectors.swapaxes(0, 1)
+        return Derivatives(gradient, hessian, diagonal, forces)
 
 
 class Derivatives(NamedTuple):
@@ -161,110 +166,62 @@ def descend(
     problem: Problem,
     starts: FloatArray,
     *,
+    enough: float = -1.0,
+    warm: bool = False,
+    workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Found:
-    """Descend from every start, shape (starts, parameters)."""
-    most = max(1, _CHUNK // (problem.log_loss.shape[1] * len(problem.form.names)))
-    found: list[Found] = []
-    for first in range(0, len(starts), most):
-        part = slice(first, min(first + most, len(starts)))
-        found.append(_descend(problem.at(part), starts[part]))
-        if progress is not None:
-            progress(part.stop, len(starts))
-    return Found(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    """Descend from every start, shape (starts, parameters).
 
-
-def _descend(problem: Problem, starts: FloatArray) -> Found:
-    points = np.clip(starts, problem.lower, problem.upper)
-    delta = _WIDE
-    while delta > problem.delta:
-        points = _stage(problem._replace(delta=delta), points, _STEPS_BEFORE, 1e-3).points
-        delta /= _SHRINK
-    found = _stage(problem, points, MOST_STEPS, GRADIENT)
-    return _without_traces(problem, found)
-
-
-def _without_traces(problem: Problem, found: Found) -> Found:
-    """Take terms that fade to their bound at once: a logarithm creeps there.
-
-    They are held at the bound while the rest descends. A start keeps its place where that does
-    not end as low, or where the gradient would lift such a term again.
+    Parameters
+    ----------
+    problem : Problem
+        What to minimise.
+    starts : ndarray of shape (starts, parameters)
+        Where from; moved inside the bounds.
+    enough : float
+        Objective at which a start stops where it is, and counts as not converged.
+    warm : bool
+        The starts are near their optimum, so that none descends objectives of a larger half-width
+        first.
+    workers : int or None
+        Threads, or None for one each core; the ends do not depend on it.
+    progress : callable, optional
+        Called with the starts that have ended, and their number.
     """
-    terms = problem.form.terms
-    lower, upper = (
-        np.broadcast_to(bound, found.points.shape) for bound in (problem.lower, problem.upper)
-    )
-    slope = problem.derivatives(found.points).gradient
-    here, least = found.points[:, :terms], lower[:, :terms]
-    fading = (here > least) & (here < least + _TRACE) & (slope[:, :terms] > 0.0)
-    fading &= least < upper[:, :terms]
-    moved = np.flatnonzero(fading.any(axis=1))
-    if not moved.size:
-        return found
-    fading, least = fading[moved], least[moved]
-    points, highest = found.points[moved], upper[moved]
-    points[:, :terms] = np.where(fading, least, points[:, :terms])
-    highest[:, :terms] = np.where(fading, least, highest[:, :terms])
-    problem = problem.at(moved)
-    ended = _stage(problem._replace(upper=highest), points, MOST_STEPS, GRADIENT)
-    lifted = (problem.derivatives(ended.points).gradient[:, :terms] < 0.0) & fading
-    better = ~lifted.any(axis=1)
-    better &= ended.value <= found.value[moved] + 1e-9 * found.value[moved] + problem.rounding
-    taken = moved[better]
-    kept = Found(
-        found.points.copy(), found.value.copy(), found.gradient.copy(), found.converged.copy()
-    )
-    kept.points[taken], kept.value[taken] = ended.points[better], ended.value[better]
-    kept.gradient[taken], kept.converged[taken] = ended.gradient[better], ended.converged[better]
-    return kept
+    from lawfit._newton import Before, Limits, descend_many, terms_of
 
+    points = np.ascontiguousarray(np.clip(starts, problem.lower, problem.upper), dtype=np.float64)
+    ends = np.full((len(points), 3), np.inf)
+    terms = terms_of(problem.form)
+    limits = Limits(GRADIENT, DECREMENT, MOST_STEPS, float(enough))
+    loose = Limits(_LOOSE, DECREMENT, _STEPS_BEFORE, -1.0)
+    before = Before(0.0 if warm else _WIDE, _SHRINK, loose, _TRACE)
 
-def _stage(problem: Problem, starts: FloatArray, most: int, tolerance: float) -> Found:
-    """Take damped Newton steps until the projected gradient of each start is small enough."""
-    points, value = starts.copy(), problem.value(starts)
-    whole = problem
-    damping = np.full(len(points), 1e-2)
-    gradient = np.full(len(points), np.inf)
-    decrement = np.full(len(points), np.inf)
-    active = np.arange(len(points))
-    for _ in range(most):
-        at, problem = points[active], whole.at(active)
-        lower, upper = problem.lower, problem.upper
-        found = problem.derivatives(at)
-        slope, scale = found.gradient, np.sqrt(np.maximum(found.diagonal, 1e-300))
-        held = ((at <= lower) & (slope >= 0.0)) | ((at >= upper) & (slope <= 0.0))
-        slope = np.where(held, 0.0, slope)
-        gradient[active] = (np.abs(slope) / np.maximum(found.forces, 1e-300)).max(axis=1)
-        free = ~held
-        hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
-        hessian = np.where(free[:, :, None] & free[:, None, :], hessian, np.eye(at.shape[1]))
-        sizes, vectors = np.linalg.eigh(hessian)
-        sizes = np.maximum(np.abs(sizes), 1e-13)
-        along = np.einsum("spk,sp->sk", vectors, slope / scale)
-        # the decrease that the quadratic model still sees, as a share of the objective
-        decrement[active] = (along * along / sizes).sum(axis=1) / (
-            2.0 * value[active] + problem.rounding
+    def some(part: slice) -> int:
+        own = problem.at(part)
+        descend_many(
+            terms,
+            own.log_loss,
+            own.weight,
+            own.delta,
+            _ROUNDING,
+            own.lower,
+            own.upper,
+            points[part],
+            limits,
+            before,
+            ends[part],
         )
-        step = -np.einsum("spk,sk->sp", vectors, along / (sizes + damping[active, None])) / scale
-        step = np.clip(step, -_LONGEST, _LONGEST)
-        trial = np.clip(at + step, lower, upper)
-        there = problem.value(trial)
-        bent = np.clip(problem.form.along_terms(at, step), lower, upper)
-        other = problem.value(bent)
-        trial = np.where((other < there)[:, None], bent, trial)
-        there = np.minimum(there, other)
-        before = value[active]
-        better = there <= before * (1.0 + 1e-15)
-        moved = active[better]
-        stop = (gradient[active] <= tolerance) & (decrement[active] <= DECREMENT)
-        points[moved], value[moved] = trial[better], there[better]
-        kept = along * sizes / (sizes + damping[active, None])
-        hoped = (along * kept / sizes - 0.5 * kept * kept / sizes).sum(axis=1)
-        gain = (before - there) / np.maximum(hoped, 1e-300)
-        factor = np.where(better, np.clip(1.0 - (2.0 * gain - 1.0) ** 3, 0.2, 2.0), 5.0)
-        damping[active] = np.clip(damping[active] * factor, 1e-15, 1e12)
-        active = active[~(stop | (~better & (damping[active] >= 1e12)))]
-        if not active.size:
-            break
-    converged = (gradient <= tolerance) & (decrement <= DECREMENT)
-    return Found(points, value, gradient, converged)
+        return int(part.stop)
+
+    parts = [slice(i, min(i + _BATCH, len(points))) for i in range(0, len(points), _BATCH)]
+    pool = ThreadPoolExecutor(workers or os.cpu_count() or 1, thread_name_prefix="lawfit")
+    try:
+        for done in pool.map(some, parts):
+            if progress is not None:
+                progress(done, len(points))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    value, gradient, decrement = ends.T.copy()
+    return Found(points, value, gradient, (gradient <= GRADIENT) & (decrement <= DECREMENT))

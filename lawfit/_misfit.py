@@ -56,6 +56,19 @@ def robust_scale(residual: FloatArray) -> float:
     return float(1.4826 * np.median(np.abs(residual)))
 
 
+def curvature(residual: FloatArray, weight: FloatArray, delta: float) -> FloatArray:
+    """Return weight times ``psi'`` of each run, the curvature of the objective in its residual.
+
+    For a small delta ``psi'`` is a density of the residuals at 0, run by run: it is taken over a
+    width of at least ``1.06 s n^(-1/5)`` (Powell, in Barnett et al., Nonparametric and
+    Semiparametric Methods, 1991, with Silverman's width). Arrays of shape (runs,).
+    """
+    if not math.isfinite(delta):
+        return weight
+    width = max(delta, 1.06 * robust_scale(residual) * len(residual) ** -0.2)
+    return np.asarray(weight * (np.abs(residual) <= width) * delta / width)
+
+
 def remarks(optimum: Optimum, runs: Runs, noise: float | None) -> list[Remark]:
     """Return what speaks against a fit to these runs."""
     found = [*_bounds(optimum), *_levels(optimum), *_fixed_ratio(optimum, runs)]

@@ -17,7 +17,7 @@ derivative of the exponent of term ``i`` in the parameters, the derivatives of `
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -86,37 +86,6 @@ class Posynomial(NamedTuple):
             slopes[:, :, own] += share[:, :, None] * design[:, own]
         return log_loss, slopes, shares
 
-    def bend(self, shares: FloatArray, pull: FloatArray) -> FloatArray:
-        """Return ``sum_r pull_r sum_i p_ir z_ir z_ir'``, shape (points, parameters, parameters).
-
-        ``shares`` has shape (points, terms, runs) and ``pull`` (points, runs).
-        """
-        size = len(self.names)
-        found = np.zeros((len(pull), size, size))
-        for share, design, own in zip(shares.swapaxes(0, 1), self.design, self.own, strict=True):
-            pairs = design[:, own, None] * design[:, None, own]
-            found[np.ix_(range(len(pull)), own, own)] += np.einsum(
-                "sr,rpq->spq", share * pull, pairs
-            )
-        return found
-
-    def along_terms(self, points: FloatArray, steps: FloatArray) -> FloatArray:
-        """Return where steps lead that are straight in the terms and in their slopes.
-
-        The coordinates are the terms ``A_i`` at the centre and ``A_i theta_f``, in which ``L`` is
-        linear to first order, so that terms which trade off do so along a straight line. A term
-        loses at most nine tenths of itself. Arrays of shape (points, parameters).
-        """
-        found = points + steps
-        left = np.maximum(1.0 + steps[:, : self.terms], 0.1)
-        found[:, : self.terms] = points[:, : self.terms] + np.log(left)
-        size = np.exp(points[:, : self.terms])
-        for k in range(self.terms, len(self.names)):
-            own = [t for t in range(self.terms) if k in self.own[t]]
-            ratio = (size[:, own] * left[:, own]).sum(axis=1) / size[:, own].sum(axis=1)
-            found[:, k] = points[:, k] + steps[:, k] / ratio
-        return found
-
     def raw(self, point: FloatArray) -> dict[str, float]:
         """Return the fields of the law at a point, in raw units."""
         logs = point[: self.terms] - self.centre @ point[self.terms :]
@@ -131,6 +100,18 @@ class Posynomial(NamedTuple):
         point = np.concatenate([logs + self.centre @ exponents, exponents])
         return np.asarray(np.clip(point, self.lower, self.upper))
 
+    def free(self, point: FloatArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Return which parameters a neighbouring optimum may move, shape (parameters,).
+
+        Not those at a bound, nor exponents of terms that have vanished.
+        """
+        found = (self.lower < point) & (point < self.upper)
+        vanished = point[: self.terms] <= self.lower[: self.terms]
+        for k in range(self.terms, len(point)):
+            if all(vanished[t] for t, own in enumerate(self.own) if k in own):
+                found[k] = False
+        return np.asarray(found)
+
     def raw_map(self) -> FloatArray:
         """Return the matrix that takes a point to the log prefactors and exponents of `raw`."""
         found = np.eye(len(self.names))
@@ -143,6 +124,7 @@ def posynomial(
     variables: FloatArray,
     log_loss: FloatArray,
     fixed: Mapping[str, float] | None = None,
+    origin: Collection[str] = (),
 ) -> Posynomial:
     """Return the parametrisation of a law of this kind on runs.
 
@@ -156,6 +138,8 @@ def posynomial(
         Of the runs.
     fixed : mapping, optional
         Fields that a fit must not move, with their values.
+    origin : collection of str
+        Prefactors, besides fixed ones, whose logarithm itself is the parameter of their term.
 
     Raises
     ------
@@ -188,9 +172,8 @@ def posynomial(
             raise LawError(f"fixed names {name!r}, but the parameters are {', '.join(names)}.")
     terms = len(prefactors)
     mean = np.repeat(variables.mean(axis=1)[None], terms, axis=0)
-    mean[[name in fixed for name in prefactors]] = (
-        0.0  # such a term has its prefactor at the centre
-    )
+    # such a term has its prefactor at the centre
+    mean[[name in fixed or name in origin for name in prefactors]] = 0.0
     design = np.zeros((terms, variables.shape[1], len(names)))
     design[range(terms), :, range(terms)] = 1.0
     design[:, :, terms:] = np.einsum("ftv,tvr->trf", directions, variables - mean[:, :, None])
@@ -199,6 +182,9 @@ def posynomial(
     lower = [middle - VANISHED] * terms
     lower += [SMALLEST_EXPONENT if only else -EXPONENT_LIMIT for only in positive]
     upper = [middle + VANISHED] * terms + [EXPONENT_LIMIT] * len(exponents)
+    for name in origin:  # its bounds are for the term at the centre
+        at = prefactors.index(name)
+        lower[at], upper[at] = math.log(_TINY), -math.log(_TINY)
     for name, value in fixed.items():
         at = names.index(name)
         if not _accepts(law, name, value):

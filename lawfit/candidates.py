@@ -195,7 +195,7 @@ class Candidates(BaseModel):
         """Return one column, shape (candidates,)."""
         return np.array(getattr(self, name), dtype=np.float64)
 
-    def random(self, budget: float, seed: int) -> tuple[int, ...]:
+    def random(self, budget: float, seed: int, *, most_runs: int | None = None) -> tuple[int, ...]:
         """Return how often each candidate is run in a random design, a baseline.
 
         Candidates are drawn one after the other, each of those that still fit the budget as
@@ -207,10 +207,14 @@ class Candidates(BaseModel):
             In the unit of the costs.
         seed : int
             Of the generator.
+        most_runs : int, optional
+            How many runs at most.
         """
         generator, cost, left = np.random.default_rng(seed), self.column("cost"), budget
         counts = np.zeros(len(cost), dtype=int)
         while (fits := np.flatnonzero(cost <= left)).size:
+            if most_runs is not None and counts.sum() >= most_runs:
+                break
             at = int(generator.choice(fits))
             counts[at] += 1
             left -= cost[at]

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from lawfit._descent import GRADIENT, Found, Problem, descend
-from lawfit._misfit import Optimum, remarks, robust_scale
+from lawfit._misfit import Optimum, curvature, remarks
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
@@ -197,7 +197,7 @@ def _result(
         warnings.append(Remark(reason="few_starts_agree", sentence=sentence))
     log_loss, slopes, _ = form.slopes(point[None])
     residual = log_loss[0] - problem.log_loss[0]
-    optimum = Optimum(form, point, _free(form, point), slopes[0], residual)
+    optimum = Optimum(form, point, form.free(point), slopes[0], residual)
     warnings += remarks(optimum, train, noise)
     covariance = _covariance(optimum, problem)
     if covariance is None and optimum.free.any():
@@ -261,16 +261,6 @@ def _best(problem: Problem, found: Found) -> int:
     return int(good[np.argmin(found.value[good])]) if good.size else least
 
 
-def _free(form: Posynomial, point: FloatArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Return which parameters a neighbouring optimum may move."""
-    free = (form.lower < point) & (point < form.upper)
-    vanished = point[: form.terms] <= form.lower[: form.terms]
-    for k in range(form.terms, len(point)):
-        if all(vanished[t] for t, own in enumerate(form.own) if k in own):
-            free[k] = False
-    return np.asarray(free)
-
-
 def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "upper"] | None:
     if form.lower[k] == form.upper[k] or form.lower[k] < point[k] < form.upper[k]:
         return None
@@ -280,10 +270,8 @@ def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "uppe
 def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     r"""Return the sandwich of M-estimation (Huber, Proc. 5th Berkeley Symp. 1:221, 1967).
 
-    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``. For a
-    small delta ``psi'`` is a density of the residuals at 0, run by run: it is taken over a width
-    of at least ``1.06 s n^(-1/5)`` (Powell, in Barnett et al., Nonparametric and Semiparametric
-    Methods, 1991, with Silverman's width).
+    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``, of
+    which ``psi'`` is that of `curvature`.
     """
     form, free, weight = optimum.form, optimum.free, problem.weight[0]
     rows, size = len(optimum.residual), int(free.sum())
@@ -292,11 +280,7 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
     if rows <= size or size == 0 or not (scale > 0.0).all():
         return None
     slopes = slopes / scale
-    density = weight
-    if math.isfinite(problem.delta):
-        least = 1.06 * robust_scale(optimum.residual) * rows**-0.2
-        width = max(problem.delta, least)
-        density = density * (np.abs(optimum.residual) <= width) * problem.delta / width
+    density = curvature(optimum.residual, weight, problem.delta)
     information = np.einsum("r,rp,rq->pq", density, slopes, slopes)
     values, vectors = np.linalg.eigh(information)
     if values[0] * _SINGULAR < values[-1]:

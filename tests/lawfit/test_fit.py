@@ -20,6 +20,7 @@ from lawfit import (
 )
 from lawfit import _descent as descent
 from lawfit._descent import Problem, descend
+from lawfit._newton import along_terms, jacobi, terms_of, value
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit.fitting import starting_points
 
@@ -117,9 +118,10 @@ def test_a_small_step_is_the_same_straight_in_parameters_and_in_terms(
 ) -> None:
     law = MOSAIC_TABLE2 if kind == "joint" else CHINCHILLA_EPOCH
     _, form, _ = problem_of(law, 1e-3)
-    point = near(form, law, seed)[None]
+    point = near(form, law, seed)
     step = size * np.random.default_rng(seed).standard_normal(point.shape)
-    bent = form.along_terms(point, step)
+    bent = np.empty_like(point)
+    along_terms(terms_of(form), point, step, bent)
     np.testing.assert_allclose(bent, point + step, rtol=0, atol=100.0 * size**2 + 1e-14)
 
 
@@ -213,9 +215,51 @@ def test_starts_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> 
     problem, form, _ = problem_of(MOSAIC_TABLE2, 1e-3)
     points = starting_points(form, float(np.median(problem.log_loss)), 6, np.random.default_rng(2))
     together = descend(problem, points)
-    monkeypatch.setattr(descent, "_CHUNK", 1)
-    for all_, alone in zip(together, descend(problem, points), strict=True):
-        np.testing.assert_allclose(all_, alone, rtol=1e-6, atol=1e-7)
+    monkeypatch.setattr(descent, "_BATCH", 1)
+    for workers in (1, 3):
+        for all_, alone in zip(together, descend(problem, points, workers=workers), strict=True):
+            np.testing.assert_array_equal(all_, alone)
+
+
+def test_targets_weights_and_bounds_of_each_start_are_its_own() -> None:
+    problem, form, _ = problem_of(MOSAIC_TABLE2, 1e-2)
+    best = near(form, MOSAIC_TABLE2, 0, 0.0)
+    draw = np.random.default_rng(3)
+    target = problem.log_loss + draw.normal(0.0, 1e-3, (3, problem.log_loss.shape[1]))
+    weight = draw.uniform(0.5, 2.0, target.shape)
+    upper = np.repeat(form.upper[None], 3, axis=0)
+    upper[1, 6] = 0.8 * best[6]
+    each = problem._replace(log_loss=target, weight=weight, upper=upper)
+    found = descend(each, np.repeat(best[None], 3, axis=0))
+    assert found.converged.all()
+    for i in range(3):
+        alone = Problem.of(form, target[i], weight[i], 1e-2)._replace(upper=upper[i][None])
+        for all_, one in zip(found, descend(alone, best[None]), strict=True):
+            np.testing.assert_array_equal(all_[i], one[0])
+    assert found.points[1, 6] == upper[1, 6] < found.points[0, 6]
+
+
+def test_the_compiled_objective_is_that_of_the_form() -> None:
+    problem, form, _ = problem_of(MOSAIC_TABLE2, 1e-3)
+    for seed in range(5):
+        point = near(form, MOSAIC_TABLE2, seed)
+        compiled = value(terms_of(form), problem.log_loss[0], problem.weight[0], 1e-3, point)
+        assert compiled == pytest.approx(problem.value(point[None])[0], rel=1e-12)
+
+
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 12))
+@settings(max_examples=30)
+def test_rotations_find_the_values_of_a_symmetric_matrix(seed: int, size: int) -> None:
+    draw = np.random.default_rng(seed)
+    half = draw.standard_normal((size, size)) * np.exp(draw.uniform(-6, 6, size))
+    matrix = half + half.T
+    turned, vectors = matrix.copy(), np.empty((size, size))
+    jacobi(turned, vectors)
+    reach = np.abs(matrix).max()
+    found = np.sort(np.diag(turned))
+    np.testing.assert_allclose(found, np.linalg.eigvalsh(matrix), atol=1e-12 * reach, rtol=0)
+    np.testing.assert_allclose(vectors @ vectors.T, np.eye(size), atol=1e-12)
+    np.testing.assert_allclose(vectors @ turned @ vectors.T, matrix, atol=1e-12 * reach)
 
 
 def scaled_by(runs: Runs, **factors: float) -> Runs:

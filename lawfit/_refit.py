@@ -1,0 +1,117 @@
+"""What a refit of the runs of a fit starts from: its problem, its optimum, its residuals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+
+from lawfit._descent import Problem
+from lawfit._misfit import curvature
+from lawfit._posynomial import Posynomial, posynomial
+from lawfit._values import FloatArray
+from lawfit.result import FitResult
+
+BoolArray = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+
+_MOST_LEVERAGE = 0.99
+"""Leverage above which a run counts with this one: its residual says nothing of its noise."""
+
+
+class AtOptimum(NamedTuple):
+    """A fit, ready to be fitted again.
+
+    Attributes
+    ----------
+    problem : Problem
+        As it was fitted.
+    point : ndarray of shape (parameters,)
+        The optimum.
+    free : ndarray of bool, shape (parameters,)
+        What is neither fixed, nor at a bound, nor of a term that vanished.
+    log_loss : ndarray of shape (runs,)
+        Fitted.
+    residual : ndarray of shape (runs,)
+        Measured minus fitted ``log L``.
+    slopes : ndarray of shape (runs, parameters)
+        Derivatives of ``log L``.
+    """
+
+    problem: Problem
+    point: FloatArray
+    free: BoolArray
+    log_loss: FloatArray
+    residual: FloatArray
+    slopes: FloatArray
+
+    @property
+    def form(self) -> Posynomial:
+        """The parametrisation."""
+        return self.problem.form
+
+    @property
+    def freedom(self) -> int:
+        """Runs less free coefficients."""
+        return len(self.residual) - int(self.free.sum())
+
+    def leverage(self) -> FloatArray:
+        """Return the diagonal of the hat matrix, shape (runs,), at most 0.99."""
+        columns = self.slopes[:, self.free] * np.sqrt(self.problem.weight[0])[:, None]
+        basis, _ = np.linalg.qr(columns / np.sqrt((columns * columns).sum(axis=0)))
+        return np.asarray(np.minimum((basis * basis).sum(axis=1), _MOST_LEVERAGE))
+
+    def noise_residuals(self) -> FloatArray:
+        """Return residuals of the size of the noise, ``r / sqrt(1 - leverage)``, shape (runs,).
+
+        Where noise is equal, their variance is its own (HC2; MacKinnon and White,
+        J. Econometrics 29:305, 1985).
+        """
+        return self.residual / np.sqrt(1.0 - self.leverage())
+
+    def deviance_scale(self) -> float:
+        r"""Return what turns twice a rise of the objective into a squared t.
+
+        ``sum w psi' / n`` over ``sum w^2 psi^2 / (n - p)``: for least squares one over the
+        residual variance. A likelihood ratio of an M-estimator, Ronchetti, Stat. Probab. Lett.
+        3:233 (1985).
+        """
+        weight, delta = self.problem.weight[0], self.problem.delta
+        density = curvature(self.residual, weight, delta)
+        pull = weight * np.clip(self.residual, -delta, delta)
+        middle = float((pull * pull).sum()) / max(self.freedom, 1)
+        return float(density.mean()) / max(middle, 1e-300)
+
+
+def at_optimum(found: FitResult, origin: Collection[str] = ()) -> AtOptimum:
+    """Return a fit ready to be fitted again.
+
+    Parameters
+    ----------
+    found : FitResult
+        Of `lawfit.fit`.
+    origin : collection of str
+        Prefactors whose logarithm is to be a parameter itself, and not the term at the centre.
+    """
+    logs = found.train.logs()
+    fixed = {name: each.value for name, each in found.coefficients.items() if each.fixed}
+    form = posynomial(found.law, logs.variables, logs.loss, fixed, origin)
+    delta = math.inf if found.delta is None else found.delta
+    problem = Problem.of(form, logs.loss, found.train.column("weight"), delta)
+    return at_point(
+        problem, form.point({name: each.value for name, each in found.coefficients.items()})
+    )
+
+
+def at_point(problem: Problem, point: FloatArray) -> AtOptimum:
+    """Return a problem ready to be solved again from a point."""
+    log_loss, slopes, _ = problem.form.slopes(point[None])
+    return AtOptimum(
+        problem=problem,
+        point=point,
+        free=problem.form.free(point),
+        log_loss=log_loss[0],
+        residual=problem.log_loss[0] - log_loss[0],
+        slopes=slopes[0],
+    )
