@@ -16,8 +16,8 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
-from lawfit.bootstrap import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.candidates import Candidates
+from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.design import next_runs
 from lawfit.ensemble import LawEnsemble
@@ -50,7 +50,7 @@ from lawfit.literature import (
     AnyGeneralLaw,
 )
 from lawfit.loading import law_from_mapping, load_law
-from lawfit.profile import ProfileCurve, profile, profile_statistic
+from lawfit.profiling import ProfileCurve, profile, profile_statistic
 from lawfit.published import (
     CHINCHILLA_EPOCH,
     CHINCHILLA_HOFFMANN,
@@ -60,6 +60,7 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.reconstruction import published_ensemble
+from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
@@ -97,6 +98,8 @@ __all__ = [
     "CoefficientGoal",
     "CoefficientInterval",
     "Covariance",
+    "Coverage",
+    "CoverageRow",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
     "ExpectedError",
@@ -133,6 +136,7 @@ __all__ = [
     "bootstrap",
     "fit",
     "held_out",
+    "interval_coverage",
     "law_from_mapping",
     "load_law",
     "next_runs",
@@ -141,4 +145,5 @@ __all__ = [
     "profile_statistic",
     "published_ensemble",
     "ridge_scan",
+    "simulated_runs",
 ]
