@@ -20,6 +20,7 @@ from lawfit.candidates import Candidates
 from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
 from lawfit.design import next_runs
+from lawfit.design_check import SimulatedError, SimulatedRuns, simulate_next_runs
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
@@ -130,6 +131,8 @@ __all__ = [
     "Runs",
     "ScalingLaw",
     "ShapeRange",
+    "SimulatedError",
+    "SimulatedRuns",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
@@ -145,5 +148,6 @@ __all__ = [
     "profile_statistic",
     "published_ensemble",
     "ridge_scan",
+    "simulate_next_runs",
     "simulated_runs",
 ]

@@ -100,7 +100,7 @@ class Regret(NamedTuple):
 
     def value(self, counts: FloatArray) -> float:
         """Return it [nats/token]."""
-        return float(self._least(self._resolved(counts)).mean() - self._best())
+        return max(float(self._least(self._resolved(counts)).mean() - self._best()), 0.0)
 
     def after_each(self, counts: FloatArray) -> FloatArray:
         """Return it after one more run of each [nats/token]."""

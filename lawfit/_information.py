@@ -83,7 +83,8 @@ def known(
     form = posynomial(
         law, np.concatenate([logs.variables, asked, points], axis=1), logs.loss, fixed
     )
-    free = _free(found, form)
+    names = free_parameters(found, form)
+    free = list(names.values())
     log_loss, slopes, _ = form.slopes(form.point(law.model_dump())[None])
     slopes = slopes[0][:, free]
     precision = found.train.column("weight") * effect(
@@ -91,7 +92,6 @@ def known(
     )
     mine = slopes[:rows] * np.sqrt(precision)[:, None] / noise
     scale = np.sqrt((mine * mine).sum(axis=0))
-    names = [f"log {form.names[k]}" if k < form.terms else form.names[k] for k in free]
     information = np.einsum("rp,rq->pq", mine / scale, mine / scale)
     values, vectors = np.linalg.eigh(information)
     if values[0] < _SINGULAR * values[-1]:
@@ -112,15 +112,24 @@ def known(
     )
 
 
-def _free(found: FitResult, form: Posynomial) -> list[int]:
-    """Return the parameters that the fit could move: at no bound, not held, of no vanished term."""
+def free_parameters(found: FitResult, form: Posynomial) -> dict[str, int]:
+    """Return where each coefficient stands that the fit moves: held, and at a bound, are none.
+
+    The name of a prefactor is "log a", as in `Covariance`; an exponent of vanished terms alone
+    says nothing, and is left out.
+
+    Raises
+    ------
+    LawError
+        None is left.
+    """
     at = found.coefficients
     gone = {t for t in range(form.terms) if at[form.names[t]].at_bound == "lower"}
-    free = []
+    free = {}
     for k, name in enumerate(form.names):
         terms = [t for t, own in enumerate(form.own) if k in own]
         if at[name].at_bound is None and not at[name].fixed and not gone.issuperset(terms):
-            free.append(k)
+            free[f"log {name}" if k < form.terms else name] = k
     if not free:
         raise LawError("every coefficient of this fit is held or at a bound: no run moves one.")
     return free
@@ -143,6 +152,21 @@ def effect(delta: float | None, noise: FloatArray) -> FloatArray:
     small = k < 1e-4  # the difference cancels; the limit holds to k
     limit = np.full_like(k, 2.0 / math.pi)
     return np.asarray(np.where(small, limit, inside**2 / np.where(small, 1.0, square)))
+
+
+def stated_noise(found: FitResult, noise: float | None) -> float:
+    """Return a noise that was given, or else that of the residuals.
+
+    Raises
+    ------
+    LawError
+        It is not a finite number above 0; or as `residual_noise`.
+    """
+    if noise is None:
+        return residual_noise(found)
+    if not (math.isfinite(noise) and noise > 0):
+        raise LawError(f"noise is {noise:g}, but must be a finite number above 0, such as 0.003.")
+    return noise
 
 
 def residual_noise(found: FitResult) -> float:

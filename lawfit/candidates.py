@@ -195,8 +195,21 @@ class Candidates(BaseModel):
         """Return one column, shape (candidates,)."""
         return np.array(getattr(self, name), dtype=np.float64)
 
-    def random(self, budget: float, seed: int, *, most_runs: int | None = None) -> tuple[int, ...]:
-        """Return how often each candidate is run in a random design, a baseline.
+    def take(self, rows: Sequence[int]) -> Candidates:
+        """Return the candidates at some rows, each as often as it is named.
+
+        Raises
+        ------
+        LawError
+            No row is named, or one that is not there.
+        """
+        if not len(rows) or not all(0 <= row < len(self) for row in rows):
+            raise LawError(f"rows must name at least one of 0 to {len(self) - 1}, and no other.")
+        names = (*POINT, "cost")
+        return Candidates(**{name: tuple(getattr(self, name)[k] for k in rows) for name in names})
+
+    def random(self, budget: float, seed: int, *, most_runs: int | None = None) -> Candidates:
+        """Return a random design, a baseline.
 
         Candidates are drawn one after the other, each of those that still fit the budget as
         likely as another, until none does.
@@ -209,16 +222,23 @@ class Candidates(BaseModel):
             Of the generator.
         most_runs : int, optional
             How many runs at most.
+
+        Raises
+        ------
+        LawError
+            The budget buys no candidate.
         """
         generator, cost, left = np.random.default_rng(seed), self.column("cost"), budget
-        counts = np.zeros(len(cost), dtype=int)
-        while (fits := np.flatnonzero(cost <= left)).size:
-            if most_runs is not None and counts.sum() >= most_runs:
-                break
-            at = int(generator.choice(fits))
-            counts[at] += 1
-            left -= cost[at]
-        return tuple(counts.tolist())
+        rows: list[int] = []
+        while (fits := np.flatnonzero(cost <= left)).size and len(rows) != most_runs:
+            rows.append(int(generator.choice(fits)))
+            left -= cost[rows[-1]]
+        if not rows:
+            raise LawError(
+                f"budget is {budget:g}, but the cheapest candidate costs {cost.min():.6g}, which "
+                "is the nearest legal value."
+            )
+        return self.take(rows)
 
 
 def _levels(name: str, given: Sequence[float] | None, values: FloatArray, most: int) -> list[float]:

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from lawfit._choice import for_choice
 from lawfit._criteria import LogVariance, Regret, normals
-from lawfit._information import Known, known, residual_noise
+from lawfit._information import Known, known, stated_noise
 from lawfit._relaxed import relaxed
-from lawfit._search import Purse, exchange, fill, whole
+from lawfit._search import Purse, whole
 from lawfit._values import FloatArray, LawError
 from lawfit.candidates import POINT, Candidates
 from lawfit.ensemble import LawEnsemble
@@ -29,18 +30,6 @@ from lawfit.runs import Remark
 from lawfit.validity import Interval, ValidRange
 
 __all__ = ["next_runs"]
-
-_RIVALS = 5
-"""Rivals of the best architecture for which a design of their own is tried."""
-
-_SWEEPS = 4
-"""Rounds of exchanges on a regret, which costs more than a variance."""
-
-_GREEDY = 200
-"""Runs of a design beyond which none is sought run by run by its regret."""
-
-_WAYS = (True, False)
-"""Gain over cost, and gain."""
 
 _SHOWN = 8192
 """Sample of the regrets that are reported."""
@@ -104,17 +93,18 @@ def next_runs(
     goal = CoefficientGoal() if goal is None else goal
     possible = Candidates.grid(found.train) if candidates is None else candidates
     purse = _purse(possible, budget, most_runs)
-    size = _noise(found, noise)
+    size = stated_noise(found, noise)
     laws = _laws(found, average_over)
     points = _points(goal, found.law)
     here, *views = (known(found, law, size, possible, points) for law in (found.law, *laws))
-    rows, names, criterion = _wanted(goal, here)
+    lead = goal.lead(found.law) if isinstance(goal, ChoiceGoal) else 0
+    rows, names, criterion = _wanted(goal, here, lead)
     if criterion == "regret":
-        answer = _Answer(_for_choice(_regret(views, here, seed), purse), None, None)
+        answer = _Answer(for_choice(_regret(views, here, seed), purse), None, None)
     else:
         runs = np.array([view.candidates for view in views])
         answer = _of_variance(
-            LogVariance(runs, np.array([_wanted(goal, view)[0] for view in views])), purse
+            LogVariance(runs, np.array([_wanted(goal, view, lead)[0] for view in views])), purse
         )
     counts, none = answer.counts, np.zeros(len(possible))
     before, after = (_errors(here, rows, n) for n in (none, counts))
@@ -159,38 +149,6 @@ def _of_variance(criterion: LogVariance, purse: Purse) -> _Answer:
     return _Answer(counts, min(1.0, math.exp(best.bound - after)), min(1.0, share))
 
 
-def _for_choice(criterion: Regret, purse: Purse) -> FloatArray:
-    """Return a design of least regret among exchanges from several starts.
-
-    A run too small to change the choice by itself gains nothing, and a greedy start may see no
-    way to begin; so others tighten the difference of the best to one rival, or to all.
-    """
-    none = np.zeros_like(purse.cost)
-    lead = int(np.argmin(criterion.mean))
-    apart = criterion.spread - criterion.spread[:, [lead]]
-    size = np.sqrt((apart * apart).sum(axis=2)).mean(axis=0)
-    gap = criterion.mean - criterion.mean[lead]
-    rivals = [int(k) for k in np.argsort(gap / np.maximum(size, 1e-300)) if size[k] > 0.0]
-    goals = [LogVariance(criterion.runs, apart[:, [k]]) for k in rivals[:_RIVALS]]
-    goals.append(
-        LogVariance(
-            np.concatenate([each.runs for each in goals]),
-            np.concatenate([each.goal for each in goals]),
-        )
-    )
-    floors = [np.floor(relaxed(each, purse).counts + 1e-9) for each in goals]
-    if min(floor.sum() for floor in floors) <= _GREEDY:
-        floors.append(none)
-    starts = [fill(criterion, purse, floor, per_cost=way) for floor in floors for way in _WAYS]
-    starts += [
-        fill(each, purse, floor, per_cost=True)
-        for each, floor in zip(goals, floors[: len(goals)], strict=True)
-    ]
-    starts = sorted(starts, key=criterion.value)[:2]
-    ends = [exchange(criterion, purse, start, _SWEEPS) for start in starts]
-    return min(ends, key=criterion.value)
-
-
 def _regret(views: list[Known], here: Known, seed: int, points: int | None = None) -> Regret:
     loss = np.exp(here.log_loss)
     return Regret(
@@ -202,11 +160,14 @@ def _regret(views: list[Known], here: Known, seed: int, points: int | None = Non
 
 
 def _wanted(
-    goal: Goal, at: Known
+    goal: Goal, at: Known, lead: int
 ) -> tuple[FloatArray, tuple[str, ...], Literal["D", "D_s", "c", "regret"]]:
-    """Return what is to be known, a row each, with names, and the criterion for it."""
+    """Return what is to be known, a row each, with names, and the criterion for it.
+
+    `lead` is the architecture that differences are taken to.
+    """
     if isinstance(goal, CoefficientGoal):
-        order = _coefficients(goal, at.names)
+        order = goal.among(at.names)
         kind: Literal["D", "D_s", "c"] = "D" if len(order) == len(at.names) else "D_s"
         return (
             at.raw[order],
@@ -216,32 +177,15 @@ def _wanted(
     if isinstance(goal, PredictionGoal):
         return at.points, ("log L",), "c"
     loss = np.exp(at.log_loss)
-    lead = int(np.argmin(loss))
     slopes = loss[:, None] * at.points
     rivals = [k for k in range(len(loss)) if k != lead]
     rows = slopes[rivals] - slopes[lead]
-    names = tuple(f"L({goal.names[k]}) - L({goal.names[lead]})" for k in rivals)
     if not (np.abs(rows) > 0.0).any():
         raise LawError(
             "the architectures of the choice are all the same to this law, so no run tells them "
             "apart."
         )
-    return rows, names, "c" if len(rows) == 1 else "regret"
-
-
-def _coefficients(goal: CoefficientGoal, names: tuple[str, ...]) -> list[int]:
-    if goal.names is None:
-        return list(range(len(names)))
-    fields = [name.removeprefix("log ") for name in names]
-    if not goal.names:
-        raise LawError(f"names is empty, but must name some of {', '.join(fields)}.")
-    for name in goal.names:
-        if name not in fields:
-            raise LawError(
-                f"names holds {name!r}, but the coefficients that this fit moves are "
-                f"{', '.join(fields)}."
-            )
-    return sorted({fields.index(name) for name in goal.names})
+    return rows, goal.differences(lead), "c" if len(rows) == 1 else "regret"
 
 
 def _errors(here: Known, rows: FloatArray, counts: FloatArray) -> list[float]:
@@ -261,14 +205,6 @@ def _purse(candidates: Candidates, budget: float, most_runs: int | None) -> Purs
     if most_runs is not None and most_runs < 1:
         raise LawError(f"most_runs is {most_runs}, but must be at least 1; the nearest is 1.")
     return Purse(cost, budget, most_runs)
-
-
-def _noise(found: FitResult, noise: float | None) -> float:
-    if noise is None:
-        return residual_noise(found)
-    if not (math.isfinite(noise) and noise > 0):
-        raise LawError(f"noise is {noise:g}, but must be a finite number above 0, such as 0.003.")
-    return noise
 
 
 def _laws(found: FitResult, ensemble: LawEnsemble | None) -> tuple[AnyLaw, ...]:

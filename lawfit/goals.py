@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lawfit._values import LawError
-from lawfit.candidates import POINT
+from lawfit.candidates import POINT, Candidates
+from lawfit.laws import AnyLaw
 from lawfit.runs import Remark
 
 __all__ = [
@@ -33,6 +35,31 @@ class CoefficientGoal(BaseModel):
 
     kind: Literal["coefficients"] = "coefficients"
     names: tuple[str, ...] | None = None
+
+    def among(self, free: tuple[str, ...]) -> list[int]:
+        """Return where the named coefficients stand among those that a fit moves.
+
+        Parameters
+        ----------
+        free : tuple of str
+            "log a" of a prefactor, else the field.
+
+        Raises
+        ------
+        LawError
+            One is not there, or none is named.
+        """
+        fields = [name.removeprefix("log ") for name in free]
+        wanted = fields if self.names is None else self.names
+        if not wanted:
+            raise LawError(f"names is empty, but must name some of {', '.join(fields)}.")
+        for name in wanted:
+            if name not in fields:
+                raise LawError(
+                    f"names holds {name!r}, but the coefficients that this fit moves are "
+                    f"{', '.join(fields)}."
+                )
+        return sorted({fields.index(name) for name in wanted})
 
 
 class PredictionGoal(BaseModel):
@@ -61,7 +88,7 @@ class ChoiceGoal(BaseModel):
     n_total, n_active, tokens, expert_split : tuple of float
         Of each architecture, as in `ScalingLaw.loss`; at least two.
     name : tuple of str
-        Of each; "1", "2", ... where none are given.
+        Of each; they are "1", "2", ... where none are given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,10 +113,21 @@ class ChoiceGoal(BaseModel):
                 )
         return self
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the architectures."""
-        return self.name or tuple(str(k + 1) for k in range(len(self.n_total)))
+    def lead(self, law: AnyLaw) -> int:
+        """Return which architecture has the least loss under a law, the first of equals.
+
+        Raises
+        ------
+        LawError
+            As `ScalingLaw.loss`.
+        """
+        point = {name: np.array(getattr(self, name), dtype=float) for name in POINT}
+        return int(np.argmin(law.loss(**point)))
+
+    def differences(self, lead: int) -> tuple[str, ...]:
+        """Return the names of the differences of loss to one architecture, of all others."""
+        names = self.name or tuple(str(k + 1) for k in range(len(self.n_total)))
+        return tuple(f"L({name}) - L({names[lead]})" for k, name in enumerate(names) if k != lead)
 
 
 Goal: TypeAlias = CoefficientGoal | PredictionGoal | ChoiceGoal
@@ -201,6 +239,14 @@ class NextRuns(BaseModel):
     noise_basis: Literal["STATED", "FITTED"]
     laws: int
     remarks: tuple[Remark, ...]
+
+    def table(self) -> Candidates:
+        """Return the runs as a table, a row for each repeat."""
+        rows = [run for run in self.runs for _ in range(run.repeats)]
+        return Candidates(
+            **{name: tuple(getattr(run, name) for run in rows) for name in POINT},
+            cost=tuple(run.cost / run.repeats for run in rows),
+        )
 
     def error(self, name: str) -> ExpectedError:
         """Return the expected error of one name.
