@@ -235,8 +235,8 @@ class Candidates(BaseModel):
             left -= cost[rows[-1]]
         if not rows:
             raise LawError(
-                f"budget is {budget:g}, but the cheapest candidate costs {cost.min():.6g}, which "
-                "is the nearest legal value."
+                f"budget is {budget:g}, but the cheapest of {len(cost)} candidates costs more; the "
+                f"nearest legal value is {rounded_up(cost.min())}."
             )
         return self.take(rows)
 
@@ -252,6 +252,11 @@ def _levels(name: str, given: Sequence[float] | None, values: FloatArray, most: 
     if first.sum() <= most:
         return [float(x) for x in ordered[first]]
     return [float(x) for x in np.geomspace(ordered[0], ordered[-1], most)]
+
+
+def rounded_up(value: float) -> str:
+    """Return a number in words that is not below it."""
+    return f"{value * (1.0 + 5e-6):.6g}"
 
 
 def _sentence(error: ValueError) -> str:

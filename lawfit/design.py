@@ -13,7 +13,7 @@ from lawfit._information import Known, known, stated_noise
 from lawfit._relaxed import relaxed
 from lawfit._search import Purse, whole
 from lawfit._values import FloatArray, LawError
-from lawfit.candidates import POINT, Candidates
+from lawfit.candidates import POINT, Candidates, rounded_up
 from lawfit.ensemble import LawEnsemble
 from lawfit.goals import (
     ChoiceGoal,
@@ -199,8 +199,8 @@ def _purse(candidates: Candidates, budget: float, most_runs: int | None) -> Purs
     cost = candidates.column("cost")
     if not (math.isfinite(budget) and budget >= cost.min()):
         raise LawError(
-            f"budget is {budget:g}, but the cheapest of {len(cost)} candidates costs "
-            f"{cost.min():.4g}; the nearest legal value is {cost.min():.6g}."
+            f"budget is {budget:g}, but must be finite and buy the cheapest of {len(cost)} "
+            f"candidates; the nearest legal value is {rounded_up(cost.min())}."
         )
     if most_runs is not None and most_runs < 1:
         raise LawError(f"most_runs is {most_runs}, but must be at least 1; the nearest is 1.")
