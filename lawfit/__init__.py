@@ -60,6 +60,8 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.published_runs import sample_runs
+from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
@@ -147,7 +149,9 @@ __all__ = [
     "profile",
     "profile_statistic",
     "published_ensemble",
+    "read_runs",
     "ridge_scan",
+    "sample_runs",
     "simulate_next_runs",
     "simulated_runs",
 ]

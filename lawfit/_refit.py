@@ -70,6 +70,14 @@ class AtOptimum(NamedTuple):
         """
         return self.residual / np.sqrt(1.0 - self.leverage())
 
+    def wild_residuals(self) -> FloatArray:
+        """Return residuals for the wild bootstrap, ``r / (1 - leverage)``, shape (runs,).
+
+        HC3, as Davidson and Flachaire recommend (J. Econometrics 146:162, 2008): somewhat more
+        than the noise, for what the fit takes from few runs.
+        """
+        return self.residual / (1.0 - self.leverage())
+
     def deviance_scale(self) -> float:
         r"""Return what turns twice a rise of the objective into a squared t.
 

@@ -17,6 +17,9 @@ from lawfit._values import FloatArray
 _SWEEPS = 20
 """Rounds of exchanges at most."""
 
+_GREEDY = 1000
+"""Runs of a start beyond which none is sought from nothing, run by run."""
+
 _GAIN = 1e-12
 """Share of the first gain below which an exchange gains nothing."""
 
@@ -96,8 +99,10 @@ def best_of(criterion: Criterion, designs: list[FloatArray]) -> FloatArray:
 
 
 def whole(criterion: Criterion, purse: Purse, starts: list[FloatArray]) -> FloatArray:
-    """Return the best design of whole runs that greedy starts and these, rounded down, lead to."""
-    floors = [np.floor(start + 1e-9) for start in (*starts, np.zeros_like(purse.cost))]
+    """Return the best design of whole runs that these, rounded down, and nothing lead to."""
+    floors = [np.floor(start + 1e-9) for start in starts]
+    if all(floor.sum() <= _GREEDY for floor in floors):
+        floors.append(np.zeros_like(purse.cost))
     filled = [
         fill(criterion, purse, floor, per_cost=per_cost)
         for floor in floors
