@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from lawfit._covariance import sandwich
 from lawfit._descent import GRADIENT, Found, Problem, descend
-from lawfit._information import sandwich
 from lawfit._misfit import Optimum, remarks
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError

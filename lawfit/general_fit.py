@@ -26,11 +26,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
+from lawfit._covariance import classical, sandwich
 from lawfit._curve import AnyForm, BoolArray, Curve
 from lawfit._descent import GRADIENT, Problem, descend
 from lawfit._form import RUN_VARIABLES, Form, form_of, posynomial_of
 from lawfit._general_descent import Task, descend_any
-from lawfit._information import classical, sandwich
 from lawfit._misfit import condition_of, few, lacking, outlying, trading
 from lawfit._posynomial import Posynomial
 from lawfit._values import FloatArray, LawError, finite, log_point, positive

@@ -174,3 +174,22 @@ def steplaw_cells(folder: Path) -> Table:
 
 def chosen(table: Table, *names: str) -> dict[str, np.ndarray]:
     return {name: table.columns[name] for name in names}
+
+
+# ---------------------------------------------------------------- isoFLOP collections
+
+
+def isoflops(folder: Path) -> dict[str, Table]:
+    """Return the experiments that Open-Athena collected, without the outliers they mark."""
+    path = folder / "laws/openathena_isoflops/isoflops/transform/isoflops.csv"
+    with path.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["outlier"] != "True"]
+    found = {}
+    for name in sorted({row["experiment"] for row in rows}):
+        kept = [row for row in rows if row["experiment"] == name]
+        size, tokens, loss = (
+            np.array([float(row[column]) for row in kept])
+            for column in ("params", "tokens", "loss")
+        )
+        found[name] = Table({"n": size, "tokens": tokens}, loss)
+    return found
