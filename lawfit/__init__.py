@@ -25,7 +25,8 @@ from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
-from lawfit.general_fit import GeneralFit, fit_general
+from lawfit.general_fit import fit_general
+from lawfit.general_result import GeneralFit
 from lawfit.goals import (
     ChoiceGoal,
     ChosenRun,
