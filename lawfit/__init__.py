@@ -49,6 +49,7 @@ from lawfit.published import (
     PUBLISHED_LAWS,
     PrintedCoefficient,
 )
+from lawfit.published_runs import sample_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.refits import Bootstrap, CoefficientInterval
 from lawfit.resampling import bootstrap
@@ -128,5 +129,6 @@ __all__ = [
     "profile_statistic",
     "published_ensemble",
     "ridge_scan",
+    "sample_runs",
     "simulated_runs",
 ]

@@ -25,10 +25,10 @@ __all__ = ["RidgeRow", "RidgeScan", "ridge_scan"]
 WITHIN = 0.01
 """Share of the least objective within which a restart counts."""
 
-SPREAD = 0.15
+SPREAD = 0.2
 """Spread over the restarts, relative to the coefficient, up to which it is identified."""
 
-HALF_WIDTH = 0.3
+HALF_WIDTH = 0.4
 """Half-width of the 95 % interval, relative to the coefficient, up to which it is identified."""
 
 _NORMAL = 1.959964

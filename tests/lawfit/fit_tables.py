@@ -6,11 +6,8 @@ from functools import cache
 
 import numpy as np
 
-from lawfit import CHINCHILLA_EPOCH, MOSAIC_TABLE2, AnyLaw, FitResult, Runs, ScalingLaw, fit
-from lawfit.published_runs import run_design
-
-NOISE = 0.0035
-"""Standard deviation of log L that the paper's R^2 and hold-out error imply [-]."""
+from lawfit import CHINCHILLA_EPOCH, AnyLaw, FitResult, Runs, ScalingLaw, fit
+from lawfit.published_runs import NOISE, run_design, sample_runs
 
 
 def table(
@@ -62,7 +59,7 @@ def dense_points(rows: int = 120, seed: int = 0) -> tuple[np.ndarray, ...]:
 
 
 def joint_runs(noise: float = NOISE, seed: int = 0) -> Runs:
-    return simulated(MOSAIC_TABLE2, paper_points(seed=seed), noise, seed)
+    return sample_runs(noise=noise, seed=seed)
 
 
 def dense_runs(noise: float = NOISE, seed: int = 0, rows: int = 120) -> Runs:
