@@ -58,7 +58,8 @@ def bca_tails(
     below = float(np.mean(values < estimate) + 0.5 * np.mean(values == estimate))
     pull = without.mean() - without
     spread = float((pull * pull).sum())
-    if not 0.0 < below < 1.0 or not spread > 0.0:
+    rounding = len(without) * (1e-12 * float(np.abs(without).max())) ** 2
+    if not 0.0 < below < 1.0 or not spread > rounding:
         return None
     bias, acceleration = float(ndtri(below)), float((pull**3).sum()) / (6.0 * spread**1.5)
     z = bias + ndtri(tails(level))

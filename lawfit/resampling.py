@@ -93,7 +93,8 @@ def bootstrap(
     points = refits.points[counts]
     moving = form.lower < form.upper
     bound = ((points <= form.lower) | (points >= form.upper)) & moving
-    vanished = np.array([moving & ~form.free(point) for point in points], dtype=bool) & ~bound
+    free = np.array([form.free(point) for point in points], dtype=bool).reshape(bound.shape)
+    vanished = moving & ~free & ~bound
 
     def raw(each: FloatArray) -> tuple[tuple[float, ...], ...]:
         return tuple(tuple({**form.raw(x), **fixed}.values()) for x in each)
@@ -107,7 +108,7 @@ def bootstrap(
         names=form.names,
         values=raw(points),
         at_bound=tuple(tuple(row) for row in bound.tolist()),
-        vanished=tuple(tuple(row) for row in vanished.reshape(bound.shape).tolist()),
+        vanished=tuple(tuple(row) for row in vanished.tolist()),
         draws=draws,
         not_converged=int((~refits.converged).sum()),
         gradient_median=float(np.median(refits.gradient)),
