@@ -50,6 +50,7 @@ from lawfit.published import (
     PrintedCoefficient,
 )
 from lawfit.published_runs import sample_runs
+from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
 from lawfit.refits import Bootstrap, CoefficientInterval
 from lawfit.resampling import bootstrap
@@ -128,6 +129,7 @@ __all__ = [
     "profile",
     "profile_statistic",
     "published_ensemble",
+    "read_runs",
     "ridge_scan",
     "sample_runs",
     "simulated_runs",

@@ -70,6 +70,14 @@ class AtOptimum(NamedTuple):
         """
         return self.residual / np.sqrt(1.0 - self.leverage())
 
+    def wild_residuals(self) -> FloatArray:
+        """Return residuals for the wild bootstrap, ``r / (1 - leverage)``, shape (runs,).
+
+        HC3, as Davidson and Flachaire recommend (J. Econometrics 146:162, 2008): somewhat more
+        than the noise, for what the fit takes from few runs.
+        """
+        return self.residual / (1.0 - self.leverage())
+
     def density(self) -> float:
         """Return the mean of ``psi'`` over the runs, 1 for least squares [-]."""
         ones = np.ones_like(self.residual)
@@ -79,8 +87,8 @@ class AtOptimum(NamedTuple):
         r"""Return what turns twice a rise of the objective into a squared t.
 
         ``sum psi' / n`` over ``sum w psi^2 / (n - p)``: for least squares one over the variance
-        of a run of weight 1. A likelihood ratio of an M-estimator, Ronchetti, Stat. Probab. Lett.
-        3:233 (1985).
+        of a run of weight 1. A likelihood ratio of an M-estimator: Schrader and Hettmansperger,
+        Biometrika 67:93 (1980).
         """
         pull = np.clip(self.residual, -self.problem.delta, self.problem.delta)
         middle = float((self.problem.weight[0] * pull * pull).sum()) / max(self.freedom, 1)

@@ -102,6 +102,9 @@ class ScalingLaw(BaseModel):
         Constant term [nats/token].
     source
         Where the coefficients come from.
+    convention
+        What the parameters of the runs counted, in the words of who fitted the law; None
+        where only `variables` says it.
     valid_range
         The range of the training runs; see `flags`.
     shape_range
@@ -118,6 +121,7 @@ class ScalingLaw(BaseModel):
     beta: AboveZero
     e: Prefactor
     source: str
+    convention: str | None = None
     valid_range: ValidRange = ValidRange()
     shape_range: ShapeRange = ShapeRange()
 

@@ -210,6 +210,7 @@ def _result(
             **prototype.model_dump(),
             **values,
             "source": f"fit of {len(train)} runs ({train.source}), sum of {width} on log L",
+            "convention": train.convention,
             "valid_range": _range(train),
         }
     )

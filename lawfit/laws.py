@@ -122,6 +122,7 @@ class JointLaw(_SparseLaw):
             gamma=self.gamma,
             e=self.e,
             source=f"{self.source}, at expert split {split:g}",
+            convention=self.convention,
             valid_range=self.valid_range,
             shape_range=self.shape_range,
         )

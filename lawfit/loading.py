@@ -1,6 +1,7 @@
-"""Laws from names and from mappings, as they stand in a configuration file."""
+"""Laws from names, from mappings and from files, as a configuration names them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,14 +14,23 @@ _ADAPTER: TypeAdapter[JointLaw | PerSplitLaw | ChinchillaLaw] = TypeAdapter(AnyL
 _KINDS = "'joint', 'per_split', 'chinchilla'"
 
 
-def load_law(law: str | Mapping[str, Any] | AnyLaw) -> AnyLaw:
-    """Return a law from its name, from its mapping, or as it is.
+_ENDINGS = (".json", ".yaml", ".yml", ".toml")
+
+
+def load_law(
+    law: str | Path | Mapping[str, Any] | AnyLaw, *, folder: str | Path | None = None
+) -> AnyLaw:
+    """Return a law from its name, from its mapping, from a file, or as it is.
 
     Parameters
     ----------
     law
         A name ("joint" or "mosaic-table2", "chinchilla-epoch",
-        "chinchilla-hoffmann"), a mapping as for `law_from_mapping`, or a law.
+        "chinchilla-hoffmann"), a mapping as for `law_from_mapping`, a law, or the
+        path of a JSON, YAML or TOML file, told by its ending. The file holds such a
+        mapping, or has one under the key ``law``, as what `mosaic fit` writes.
+    folder
+        Where a relative path starts; the working directory unless given.
 
     Returns
     -------
@@ -30,7 +40,7 @@ def load_law(law: str | Mapping[str, Any] | AnyLaw) -> AnyLaw:
     Raises
     ------
     LawError
-        If the name is unknown or the mapping holds no legal law.
+        If the name is unknown, the file cannot be read, or the mapping holds no legal law.
     """
     if isinstance(law, JointLaw | PerSplitLaw | ChinchillaLaw):
         return law
@@ -38,7 +48,37 @@ def load_law(law: str | Mapping[str, Any] | AnyLaw) -> AnyLaw:
         return law_from_mapping(law)
     if published := PUBLISHED_LAWS.get(str(law)):
         return published
-    raise LawError(f"law is {law!r}, but the known names are {_names()}; a mapping works as well.")
+    if str(law).endswith(_ENDINGS):
+        return _law_from_file(Path(folder or "", law))
+    raise LawError(
+        f"law is {law!r}, but the known names are {_names()}; a mapping works as well, or the "
+        f"path of a file that ends in {', '.join(_ENDINGS)}."
+    )
+
+
+def _law_from_file(path: Path) -> AnyLaw:
+    """Return the law that a file holds, by itself or under the key ``law``."""
+    from lawfit.documents import read_document
+
+    content = read_document(path)
+    if not isinstance(content, Mapping):
+        raise LawError(f"{path} holds a {type(content).__name__}, and not a law's mapping.")
+    if "law" not in content and "kind" not in content:
+        keys = ", ".join(repr(key) for key in list(content)[:8]) or "no key at all"
+        raise LawError(
+            f"{path} holds no law: it needs the key 'law', or a law's own keys with 'kind', but "
+            f"has {keys}."
+        )
+    held = content.get("law", content)
+    if not isinstance(held, Mapping):
+        raise LawError(
+            f"{path} has {held!r} under the key 'law', but a law's file needs a law's mapping "
+            "there."
+        )
+    try:
+        return law_from_mapping(held)
+    except LawError as error:
+        raise LawError(f"{path}: {error}") from None
 
 
 def law_from_mapping(mapping: Mapping[str, Any]) -> AnyLaw:

@@ -46,8 +46,8 @@ def bootstrap(
     kind : {"wild", "pairs"}
         "wild": the same runs, their ``log L`` the fitted one plus or minus the residual of the run
         with equal chance (Rademacher signs; Liu, Ann. Stat. 16:1696, 1988), after division by
-        ``sqrt(1 - leverage)`` (HC2). "pairs": as many runs as there are, drawn with replacement;
-        for designs that were not planned.
+        ``1 - leverage`` (HC3; Davidson and Flachaire, J. Econometrics 146:162, 2008). "pairs": as
+        many runs as there are, drawn with replacement; for designs that were not planned.
     draws : int
         Refits, 1 to 100000.
     seed : int
@@ -150,7 +150,7 @@ def _resampled(
         counts = generator.multinomial(rows, np.full(rows, 1.0 / rows), draws)
         return fit.problem.log_loss, np.asarray(weight * counts)
     sign = 2.0 * generator.integers(0, 2, (draws, rows)) - 1.0
-    return fit.log_loss + sign * fit.noise_residuals(), weight
+    return fit.log_loss + sign * fit.wild_residuals(), weight
 
 
 def _from(

@@ -18,7 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lawfit._values import FloatArray, LawError
 from lawfit.published import CHINCHILLA_EPOCH, MOSAIC_TABLE2
 
-__all__ = ["Remark", "Runs", "held_out"]
+__all__ = ["NOT_STATED", "Remark", "Runs", "held_out"]
+
+NOT_STATED = "not stated"
+"""The convention of runs whose source does not say what their parameters count."""
 
 COLUMNS = ("n_total", "n_active", "tokens", "expert_split", "loss", "weight")
 
@@ -90,6 +93,8 @@ class Runs(BaseModel):
         Where the runs come from.
     left_out : tuple of Remark
         Rows that were in the source and are not here.
+    notes : tuple of Remark
+        What was assumed or converted when the source was read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -104,6 +109,7 @@ class Runs(BaseModel):
     convention: str
     source: str
     left_out: tuple[Remark, ...] = ()
+    notes: tuple[Remark, ...] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Runs:
@@ -252,7 +258,7 @@ class Runs(BaseModel):
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
-        """What looks wrong in the table, rows that were left out first.
+        """What looks wrong in the table, after rows that were left out and what was assumed.
 
         ``duplicate``: runs equal in all columns but the id. ``loss_unit``: the median loss is
         above 1.3 or below 0.55 of that of a published law at the same counts and tokens (dense
@@ -262,8 +268,8 @@ class Runs(BaseModel):
         checkpoints of one run have them; a loss before the end of the learning rate's schedule is
         not that of a run of so many tokens.
         """
-        found = [*self.left_out, *self._duplicates(), *self._unit(), *self._checkpoints()]
-        return tuple(found)
+        read = (*self.left_out, *self.notes)
+        return (*read, *self._duplicates(), *self._unit(), *self._checkpoints())
 
     def _duplicates(self) -> list[Remark]:
         seen: dict[tuple[float, ...], str] = {}

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mosaic_opt.comparison import Comparison, compare
     from mosaic_opt.envelope import Envelope, example, examples, json_schema, load_envelope
     from mosaic_opt.errors import EnvelopeError, MosaicError
+    from mosaic_opt.figure_fit import fit_page
+    from mosaic_opt.fit_report import FitReport
     from mosaic_opt.problem import Problem
     from mosaic_opt.relaxation_result import Relaxation
     from mosaic_opt.result import Solution, Status
@@ -51,6 +53,7 @@ _HOMES = {
     "Enumerate": "backends.enumerate",
     "Envelope": "envelope",
     "EnvelopeError": "errors",
+    "FitReport": "fit_report",
     "Inverse": "allocation.inverse",
     "GeometricProgram": "backends.gp",
     "Limits": "backends.base",
@@ -72,6 +75,7 @@ _HOMES = {
     "compare": "comparison",
     "example": "envelope",
     "examples": "envelope",
+    "fit_page": "figure_fit",
     "invert": "allocation.inverse",
     "json_schema": "envelope",
     "load_envelope": "envelope",
@@ -100,6 +104,7 @@ __all__ = [
     "Enumerate",
     "Envelope",
     "EnvelopeError",
+    "FitReport",
     "GeometricProgram",
     "Inverse",
     "Limits",
@@ -121,6 +126,7 @@ __all__ = [
     "compare",
     "example",
     "examples",
+    "fit_page",
     "invert",
     "json_schema",
     "load_envelope",

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 an answer, 1 infeasible, illegal or contradicted, 2 bad input."""
+"""The command line.
+
+Exit codes: 0 an answer, 1 infeasible, illegal, contradicted or not converged, 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mosaic_opt import cli_allocation, cli_compare, cli_layouts, cli_robust, cli_verify
+from mosaic_opt import cli_allocation, cli_compare, cli_fit, cli_layouts, cli_robust, cli_verify
 from mosaic_opt.backends.entries import names
 from mosaic_opt.case_options import (
     CapacityFactor,
@@ -395,6 +398,7 @@ cli_layouts.register(app)
 cli_allocation.register(app)
 cli_compare.register(app)
 cli_robust.register(app)
+cli_fit.register(app)
 cli_verify.register(app)
 
 

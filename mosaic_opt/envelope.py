@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
-import tomllib
-from collections.abc import Callable
 from functools import cached_property
 from importlib import resources
 from math import isclose
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -25,6 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from lawfit import AnyLaw, LawError, load_law
+from lawfit.documents import parse_yaml, read_document
 from mosaic_opt.errors import EnvelopeError
 from mosaic_opt.spaces import (
     MAX_CANDIDATES,
@@ -47,9 +43,10 @@ from perfmodel.sources import Source, weakest
 MAX_WINDOW_DAYS = 36500.0
 
 
-def _law(value: Any) -> Any:
+def _law(value: Any, info: ValidationInfo) -> Any:
+    """Take a law, its mapping, its name, or its file, relative to that of the envelope."""
     try:
-        return load_law(value)
+        return load_law(value, folder=(info.context or {}).get("folder"))
     except LawError as error:
         text = str(error)
         raise ValueError(text if len(text) <= 400 else f"{text[:397]}...") from None
@@ -135,7 +132,8 @@ class Envelope(Frozen):
     candidates : LadderSpace, FamilySpace, ExplicitSpace or UnionSpace
         Architectures to choose from; a list of spaces is their union.
     law : JointLaw, PerSplitLaw or ChinchillaLaw
-        Scaling law, also by name, ``"mosaic-table2"``.
+        Scaling law, also by name, ``"mosaic-table2"``, or by the path of a file that
+        `mosaic fit` wrote; a relative one starts at the envelope's file.
     goodput : float or FailureFacts
         Share of the window that trains, eta_good, in (0, 1] [-]; or how often devices fail and what
         a checkpoint and a restart cost, from which it follows (:mod:`perfmodel.goodput`). A number
@@ -275,8 +273,17 @@ class Envelope(Frozen):
         return self.cluster.peak_flops * self.cluster.n_devices * self.window_s
 
 
-def parse_envelope(content: Any, origin: str = "envelope") -> Envelope:
+def parse_envelope(content: Any, origin: str = "envelope", folder: Path | None = None) -> Envelope:
     """Validate the content of an envelope.
+
+    Parameters
+    ----------
+    content : Any
+        A mapping of the fields.
+    origin : str
+        What a refusal calls it.
+    folder : Path, optional
+        Where the relative path of a law's file starts; the working directory unless given.
 
     Raises
     ------
@@ -286,7 +293,7 @@ def parse_envelope(content: Any, origin: str = "envelope") -> Envelope:
     if not isinstance(content, dict):
         raise EnvelopeError(f"{origin} holds a {type(content).__name__}, not a table of fields.")
     try:
-        envelope = Envelope.model_validate(content)
+        envelope = Envelope.model_validate(content, context={"folder": folder})
         # a missing pack, or a rate that it lacks, is the envelope's fault
         envelope.cluster.constants_for(envelope.batch.precision)
         _require_progress(envelope)
@@ -318,51 +325,10 @@ def read_mapping(path: str | Path) -> Any:
     EnvelopeError
         The file cannot be read, is of another kind, or does not parse.
     """
-    file = Path(path)
-    readers: dict[str, Callable[[str], Any]] = {
-        ".yaml": _yaml,
-        ".yml": _yaml,
-        ".toml": tomllib.loads,
-        ".json": _json,
-    }
-    if file.suffix not in readers:
-        raise EnvelopeError(f"{file} must end in {', '.join(readers)}.")
     try:
-        text = file.read_text("utf-8")
-    except OSError as error:
-        raise EnvelopeError(f"{file} cannot be read: {error.strerror}.") from None
-    except ValueError:  # bytes that are no text, or a name that is no path
-        raise EnvelopeError(f"{str(file)!r} cannot be read: it is not UTF-8 text.") from None
-    try:
-        return readers[file.suffix](text)
-    except (ValueError, RecursionError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise EnvelopeError(f"{file} is not valid {file.suffix[1:].upper()}: {detail}.") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader, with numbers as YAML 1.2 has them: ``1.5e12`` is one."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"),
-    list("-+.0123456789"),
-)
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)  # a subclass of the safe one
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-def _json(text: str) -> Any:
-    def finite(token: str) -> float:
-        raise ValueError(f"{token} is not a number")
-
-    return json.loads(text, parse_constant=finite)
+        return read_document(path)
+    except LawError as error:
+        raise EnvelopeError(str(error)) from None
 
 
 def load_envelope(path: str | Path) -> Envelope:
@@ -373,7 +339,7 @@ def load_envelope(path: str | Path) -> Envelope:
     EnvelopeError
         One sentence.
     """
-    return parse_envelope(read_mapping(path), str(path))
+    return parse_envelope(read_mapping(path), str(path), Path(path).parent)
 
 
 def examples() -> tuple[str, ...]:
@@ -395,7 +361,7 @@ def example(name: str) -> Envelope:
     if name not in examples():
         raise EnvelopeError(f"There is no example {name!r}; there are {', '.join(examples())}.")
     text = (resources.files("mosaic_opt") / "examples" / f"{name}.yaml").read_text("utf-8")
-    return parse_envelope(_yaml(text), name)
+    return parse_envelope(parse_yaml(text), name)
 
 
 def json_schema() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from lawfit import peak_learning_rate
+from lawfit.runs import NOT_STATED
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
 from mosaic_opt.backends.registry import resolve
 from mosaic_opt.certificate import Certificate, certify
@@ -270,8 +271,39 @@ def _optimum(problem: Problem, best: Outcome) -> Optimum:
         and envelope.budget.spend(
             envelope.cluster.n_devices, envelope.window_days, best.tokens / available
         ),
-        flags=(*(f"law: {flag}" for flag in (*law_flags, *shape_flags)), *step.flags),
+        flags=(
+            *(f"law: {flag}" for flag in (*convention_flags(envelope), *law_flags, *shape_flags)),
+            *step.flags,
+        ),
     )
+
+
+def convention_flags(envelope: Envelope) -> tuple[str, ...]:
+    """Return a sentence where the runs of the law count other parameters than the envelope.
+
+    Parameters
+    ----------
+    envelope : Envelope
+
+    Returns
+    -------
+    tuple of str
+        Empty where the words are the same but for case, hyphens and underscores, or where the
+        law says nothing, as the published ones.
+    """
+    said, assumed = envelope.law.convention, envelope.parameter_convention.value
+    if said is None or _plain(said) == _plain(assumed):
+        return ()
+    if said == NOT_STATED:
+        return (f"what N counts in its runs is not stated, and this envelope counts {assumed}.",)
+    return (
+        f"N counts {said!r} in its runs and {assumed} in this envelope (parameter_convention); "
+        "if they differ, so do the losses.",
+    )
+
+
+def _plain(words: str) -> str:
+    return " ".join(words.lower().replace("-", " ").replace("_", " ").split())
 
 
 def _tally(problem: Problem, report: Report) -> Tally:
@@ -297,14 +329,18 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def own_version() -> str:
+    """Return the version of this package, "unknown" where it is not installed."""
+    try:
+        return version("mosaic-opt")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def provenance(problem: Problem, backend: str) -> dict[str, object]:
     """Return what an answer rests on: packs, law, versions, and the envelope itself."""
     envelope = problem.envelope
     pack = envelope.cluster.pack
-    try:
-        own = version("mosaic-opt")
-    except PackageNotFoundError:
-        own = "unknown"
     return {
         "hardware": {"name": pack.name, "sha256": pack.digest},
         "stack": {"name": problem.profile.name, "sha256": problem.profile.digest},
@@ -315,7 +351,7 @@ def provenance(problem: Problem, backend: str) -> dict[str, object]:
         },
         "backend": backend,
         "versions": {
-            "mosaic-opt": own,
+            "mosaic-opt": own_version(),
             **{package: version(package) for package in ("numpy", "numba", "pydantic")},
         },
         "envelope": envelope.model_dump(mode="json"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mosaic_opt.allocation.regime import AllocationLaw, PathPoint
-from mosaic_opt.errors import MosaicError
+from mosaic_opt.plotting import require_plotly
 
 PANELS = (
     ("n_total", "N_tot [parameter]"),
@@ -32,13 +32,7 @@ def path_figure(law: AllocationLaw) -> Any:
     MosaicError
         plotly is not installed.
     """
-    try:
-        from plotly import graph_objects
-        from plotly.subplots import make_subplots
-    except ImportError:
-        raise MosaicError(
-            "A figure needs plotly: pip install 'mosaic-opt[studio]'; the table needs nothing."
-        ) from None
+    graph_objects, make_subplots = require_plotly()
     figure = make_subplots(rows=2, cols=2, subplot_titles=[title for _, title in PANELS])
     budgets = [row.budget_flop for row in law.path]
     symbols = ["circle" if row.in_regime else "circle-open" for row in law.path]

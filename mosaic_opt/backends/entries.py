@@ -100,8 +100,10 @@ def _registered() -> Iterator[tuple[EntryPoint, str]]:
             points = [p for p in distribution.entry_points if p.group == GROUP]
         except Exception:  # whatever is wrong with its files: it registers nothing
             continue
+        if not points:
+            continue
         name, version = _title(distribution)
-        if not points or (name is not None and name in seen):
+        if name is not None and name in seen:
             continue
         seen.add(name)
         for point in points:

@@ -67,8 +67,8 @@ def shares(found: FitResult) -> np.ndarray:
     return (np.array(terms) / sum(terms)).T
 
 
-def sandwich(found: FitResult, power: float = 1.0) -> np.ndarray:
-    """HC2 covariance of a weighted linear regression; HC0 where the power of 1 - leverage is 0."""
+def sandwich(found: FitResult, power: int) -> np.ndarray:
+    """Covariance of a weighted linear regression, HC0, HC2 or HC3 by the power of 1 - leverage."""
     weight, slopes = found.train.column("weight"), shares(found)
     residual = np.log(found.train.column("loss")) - np.log(predicted(found.law, found.train))
     bread = np.linalg.inv(slopes.T @ (weight[:, None] * slopes))
@@ -93,20 +93,20 @@ def exponent_off(size: float, runs: Runs) -> Runs:
 # ---------------------------------------------------------------- against linear regression
 
 
-def test_wild_refits_of_a_linear_problem_have_the_covariance_of_hc2() -> None:
+def test_wild_refits_of_a_linear_problem_have_the_covariance_of_hc3() -> None:
     found = linear_fit(rows=12, noise=1e-4)  # few runs, so that leverage counts for a quarter
     draws = 3000
     drawn = np.cov(log_prefactors(bootstrap(found, draws=draws)))
-    size = np.sqrt(np.diag(sandwich(found)))
-    off = [np.abs(drawn - sandwich(found, power)) / np.outer(size, size) for power in (1.0, 0.0)]
-    assert off[0].max() < 4.0 * math.sqrt(2.0 / draws) < 0.15 < off[1].max()
+    size = np.sqrt(np.diag(sandwich(found, 2)))
+    off = [np.abs(drawn - sandwich(found, power)) / np.outer(size, size) for power in (0, 1, 2)]
+    assert off[2].max() < 4.0 * math.sqrt(2.0 / draws) < 0.15 < off[1].max() < off[0].max()
 
 
 def test_pairs_refits_of_a_linear_problem_have_a_sandwich_covariance() -> None:
     found = linear_fit(rows=200, noise=1e-4)
     draws = 1000
     drawn = np.cov(log_prefactors(bootstrap(found, kind="pairs", draws=draws)))
-    expected = sandwich(found)
+    expected = sandwich(found, 1)
     size = np.sqrt(np.diag(expected))
     # pairs and HC2 differ by terms of the order of parameters over runs
     assert (np.abs(drawn - expected) / np.outer(size, size)).max() < 4.0 * math.sqrt(
@@ -153,7 +153,7 @@ def test_every_refit_is_an_optimum_of_its_own_runs() -> None:
     assert refits.gradient_largest <= descent.GRADIENT
     at = at_optimum(found)
     sign = 2.0 * np.random.default_rng(4).integers(0, 2, (20, len(at.residual))) - 1.0
-    target = at.log_loss + sign * at.noise_residuals()
+    target = at.log_loss + sign * at.wild_residuals()
     for k in range(20):
         again = fit(
             found.law,

@@ -1,10 +1,13 @@
 """Laws from names and mappings, JSON, the learning rate, and the import."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel, TypeAdapter
 
 import lawfit
@@ -114,6 +117,75 @@ def test_schema_tells_laws_apart_by_kind() -> None:
     schema = TypeAdapter(AnyLaw).json_schema()
     assert set(schema["discriminator"]["mapping"]) == {"joint", "per_split", "chinchilla"}
     assert JointLaw.model_fields["kind"].default == "joint"
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.source)
+@pytest.mark.parametrize("ending", ["json", "yaml", "yml"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_file_holds_a_law(tmp_path: Path, law: AnyLaw, ending: str, wrapped: bool) -> None:
+    content = law.model_dump(mode="json")
+    content = {"schema_version": 1, "law": content, "objective": 1.0} if wrapped else content
+    file = tmp_path / f"law.{ending}"
+    file.write_text((json.dumps if ending == "json" else yaml.safe_dump)(content), "utf-8")
+    assert load_law(file) == load_law(str(file)) == load_law(file.name, folder=tmp_path) == law
+    assert load_law(file, folder="/elsewhere") == law
+
+
+def test_a_law_in_toml_with_its_convention(tmp_path: Path) -> None:
+    text = """
+    kind = "chinchilla"
+    a = 482.0
+    alpha = 0.348
+    b = 2.085e3
+    beta = 0.366
+    e = 1.817
+    source = "a fit"
+    convention = "with_embedding"
+    """
+    (tmp_path / "law.toml").write_text(text, "utf-8")
+    law = load_law(tmp_path / "law.toml")
+    assert (law.b, law.convention) == (2085.0, "with_embedding")
+
+
+def test_a_name_goes_before_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("joint").write_text("{}", "utf-8")
+    assert load_law("joint") is MOSAIC_TABLE2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        ("[1]", "holds a list, and not a law's mapping"),
+        ("{}", "holds no law: it needs the key 'law', or .* but has no key at all"),
+        ('{"a": 1, "beta": 2}', "holds no law: .* but has 'a', 'beta'"),
+        ('{"law": "mosaic-table2"}', "has 'mosaic-table2' under the key 'law', but"),
+        ('{"law": {"kind": "cubic"}}', "law.json: the mapping is no law, because kind is 'cubic'"),
+        ('{"kind": "joint", "a": NaN}', "is not valid JSON: NaN is not a number"),
+        ("{", "is not valid JSON"),
+        ("\0", "is not valid JSON"),
+    ],
+)
+def test_a_file_without_a_law_is_one_sentence(
+    tmp_path: Path, content: str | None, words: str
+) -> None:
+    file = tmp_path / "law.json"
+    if content is not None:
+        file.write_text(content, "utf-8")
+    with pytest.raises(LawError, match=words) as caught:
+        load_law(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_yaml_runs_no_code(tmp_path: Path) -> None:
+    file = tmp_path / "law.yaml"
+    file.write_text("law: !!python/object/apply:os.getcwd []\n", "utf-8")
+    with pytest.raises(LawError, match="is not valid YAML: could not determine a constructor"):
+        load_law(file)
 
 
 @pytest.mark.parametrize(
