@@ -72,8 +72,12 @@ def test_the_profile_of_a_linear_problem_is_the_t_interval(level: float) -> None
         assert curve.low is not None
         assert curve.high is not None
         reach = threshold * errors[name]
-        assert math.log(curve.low / curve.estimate) == pytest.approx(-reach, rel=1e-3, abs=1e-8)
-        assert math.log(curve.high / curve.estimate) == pytest.approx(reach, rel=1e-3, abs=1e-8)
+        assert math.log(curve.low / curve.estimate) == pytest.approx(
+            -reach, abs=1e-6 + 1e-3 * reach
+        )
+        assert math.log(curve.high / curve.estimate) == pytest.approx(
+            reach, abs=1e-6 + 1e-3 * reach
+        )
         line = np.log(np.array(curve.values) / curve.estimate) / errors[name]
         np.testing.assert_allclose(curve.statistic, line, rtol=1e-3, atol=1e-3)
         assert not curve.remarks
