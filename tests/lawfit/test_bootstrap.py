@@ -146,7 +146,7 @@ def test_runs_without_noise_leave_no_spread(kind: Any) -> None:
 
 
 def test_every_refit_is_an_optimum_of_its_own_runs() -> None:
-    """Half of those that converge are no better from the truth, and none is worse."""
+    """Fitted again as a table of its own, from random starts too, it comes out the same."""
     found = fitted("chinchilla")
     refits = bootstrap(found, draws=20, seed=4)
     assert refits.not_converged == 0
