@@ -3,7 +3,7 @@
 Laws are frozen values with one interface, `ScalingLaw`; those of papers with other
 variables are a `GeneralLaw`. This package evaluates published laws and the user's
 own, draws laws, and fits them to runs: `fit` takes a table of `Runs` and says
-itself whether it found the optimum.
+itself whether it found the optimum, `next_runs` which runs to add.
 
 Examples
 --------
@@ -16,12 +16,23 @@ Examples
 
 from lawfit._values import FloatArray, LawError, Quantity
 from lawfit.base import Gradient, Monomial, ScalingLaw, TokenTerm
+from lawfit.candidates import Candidates
 from lawfit.coverage import Coverage, CoverageRow, interval_coverage, simulated_runs
 from lawfit.dense_laws import DataConstrainedLaw, GadreLaw, KaplanLaw
+from lawfit.design import next_runs
+from lawfit.design_check import SimulatedError, SimulatedRuns, simulate_next_runs
 from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.goals import (
+    ChoiceGoal,
+    ChosenRun,
+    CoefficientGoal,
+    ExpectedError,
+    NextRuns,
+    PredictionGoal,
+)
 from lawfit.identify import RidgeRow, RidgeScan, ridge_scan
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.learning_rate import peak_learning_rate
@@ -82,15 +93,20 @@ __all__ = [
     "AnyGeneralLaw",
     "AnyLaw",
     "Bootstrap",
+    "Candidates",
     "ChinchillaLaw",
+    "ChoiceGoal",
+    "ChosenRun",
     "ClarkLaw",
     "Coefficient",
+    "CoefficientGoal",
     "CoefficientInterval",
     "Covariance",
     "Coverage",
     "CoverageRow",
     "DataConstrainedLaw",
     "EfficiencyLeverage",
+    "ExpectedError",
     "FitResult",
     "FloatArray",
     "GadreLaw",
@@ -104,9 +120,11 @@ __all__ = [
     "LawError",
     "LudziejewskiLaw",
     "Monomial",
+    "NextRuns",
     "PerSplitLaw",
     "PosynomialLaw",
     "PowerTerm",
+    "PredictionGoal",
     "PrintedCoefficient",
     "ProfileCurve",
     "Quantity",
@@ -116,6 +134,8 @@ __all__ = [
     "Runs",
     "ScalingLaw",
     "ShapeRange",
+    "SimulatedError",
+    "SimulatedRuns",
     "TokenTerm",
     "ValidRange",
     "ZhaoLaw",
@@ -125,6 +145,7 @@ __all__ = [
     "interval_coverage",
     "law_from_mapping",
     "load_law",
+    "next_runs",
     "peak_learning_rate",
     "profile",
     "profile_statistic",
@@ -132,5 +153,6 @@ __all__ = [
     "read_runs",
     "ridge_scan",
     "sample_runs",
+    "simulate_next_runs",
     "simulated_runs",
 ]

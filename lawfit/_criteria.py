@@ -1,0 +1,147 @@
+"""What a design is chosen by: variances of linear functions, or the regret of a choice.
+
+A criterion is a function of how often each candidate is run, ``n``, by the information
+``M = 1 + sum_j n_j u_j u_j'`` (:mod:`lawfit._information`). Arrays have a leading axis of views:
+the same criterion at other laws, over which it is averaged.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from lawfit._values import FloatArray
+
+SAMPLE = 512
+"""Points of the quasi-random normal sample of a regret."""
+
+
+class Criterion(Protocol):
+    """A number to make small."""
+
+    def value(self, counts: FloatArray) -> float:
+        """Return it at counts of shape (candidates,)."""
+
+    def after_each(self, counts: FloatArray) -> FloatArray:
+        """Return it after one more run of each, shape (candidates,)."""
+
+
+class LogVariance(NamedTuple):
+    """Mean over the views of ``log det(K' M^-1 K) / s``: D-, D_s- and, with s = 1, c-optimality.
+
+    It is convex in ``n`` (Pukelsheim, Optimal Design of Experiments, 1993, chapter 5).
+
+    Attributes
+    ----------
+    runs : ndarray of shape (views, candidates, free)
+        ``u``.
+    goal : ndarray of shape (views, s, free)
+        Rows of ``K'``.
+    """
+
+    runs: FloatArray
+    goal: FloatArray
+
+    def value(self, counts: FloatArray) -> float:
+        """Return it [-]; its exponential is a variance, the s-th root of a determinant."""
+        inner = np.matmul(self.goal, _inverse_on(self.runs, counts, self.goal))
+        return float(np.linalg.slogdet(inner)[1].mean() / self.goal.shape[1])
+
+    def after_each(self, counts: FloatArray) -> FloatArray:
+        """Return it after one more run of each, by the rank of one of the change."""
+        solved = _inverse_on(self.runs, counts, self.runs)
+        own = (self.runs * solved.swapaxes(1, 2)).sum(axis=2)
+        inside = self._toward(counts) / (1.0 + own)
+        return self.value(counts) + self._mean(np.log1p(-inside))
+
+    def sensitivity(self, counts: FloatArray) -> FloatArray:
+        """Return minus its derivatives in the counts, shape (candidates,)."""
+        return self._mean(self._toward(counts))
+
+    def _mean(self, values: FloatArray) -> FloatArray:
+        return np.asarray(values.mean(axis=0) / self.goal.shape[1])
+
+    def _toward(self, counts: FloatArray) -> FloatArray:
+        """Return ``u' M^-1 K (K' M^-1 K)^-1 K' M^-1 u``, shape (views, candidates)."""
+        left = _inverse_on(self.runs, counts, self.goal)
+        across = np.matmul(self.runs, left)
+        inner = np.linalg.inv(np.matmul(self.goal, left))
+        return np.asarray((across * np.matmul(across, inner)).sum(axis=2))
+
+
+class Regret(NamedTuple):
+    """Expected loss of choosing after the runs, over that of the best architecture.
+
+    With normal beliefs ``N(mu, G G')`` of the losses, the beliefs' mean after the runs will be
+    ``N(mu, R)`` with ``R = G (1 - M^-1) G'``, and the regret
+
+        E min of N(mu, R) - E min of N(mu, G G')
+
+    (Raiffa and Schlaifer, Applied Statistical Decision Theory, 1961, chapter 5), mean over the
+    views. Both expectations are over the same quasi-random sample.
+
+    Attributes
+    ----------
+    runs : ndarray of shape (views, candidates, free)
+        ``u``.
+    spread : ndarray of shape (views, architectures, free)
+        ``G`` [nats/token].
+    mean : ndarray of shape (architectures,)
+        ``mu`` [nats/token].
+    sample : ndarray of shape (points, architectures)
+        Of standard normals.
+    """
+
+    runs: FloatArray
+    spread: FloatArray
+    mean: FloatArray
+    sample: FloatArray
+
+    def value(self, counts: FloatArray) -> float:
+        """Return it [nats/token]."""
+        return max(float(self._least(self._resolved(counts)).mean() - self._best()), 0.0)
+
+    def after_each(self, counts: FloatArray) -> FloatArray:
+        """Return it after one more run of each [nats/token]."""
+        solved = _inverse_on(self.runs, counts, self.runs)
+        own = (self.runs.swapaxes(1, 2) * solved).sum(axis=1)
+        across = np.matmul(self.spread, solved) / np.sqrt(1.0 + own)[:, None]
+        now = self._resolved(counts)
+        found = np.empty((len(self.runs), self.runs.shape[1]))
+        for view, (start, steps) in enumerate(zip(now, across, strict=True)):
+            found[view] = self._least(start + np.einsum("kc,lc->ckl", steps, steps))
+        return np.asarray(found.mean(axis=0) - self._best())
+
+    def _resolved(self, counts: FloatArray) -> FloatArray:
+        """Return ``R``, shape (views, architectures, architectures)."""
+        left = np.matmul(self.spread, _inverse_on(self.runs, counts, self.spread))
+        return np.asarray(np.matmul(self.spread, self.spread.swapaxes(1, 2)) - left)
+
+    def _best(self) -> float:
+        return float(self._least(np.matmul(self.spread, self.spread.swapaxes(1, 2))).mean())
+
+    def _least(self, covariance: FloatArray) -> FloatArray:
+        """Return the expected least of normals of these covariances, shape (matrices,)."""
+        values, vectors = np.linalg.eigh(covariance)
+        root = (vectors * np.sqrt(np.maximum(values, 0.0))[:, None]) @ vectors.swapaxes(1, 2)
+        drawn = np.matmul(self.sample, root) + self.mean
+        return np.asarray(drawn.min(axis=2).mean(axis=1))
+
+
+def normals(columns: int, seed: int, points: int = SAMPLE) -> FloatArray:
+    """Return a scrambled Sobol sample of standard normals and its mirror, (points, columns)."""
+    from scipy.special import ndtri
+    from scipy.stats.qmc import Sobol
+
+    drawn = Sobol(columns, seed=seed).random(points // 2)
+    half = ndtri(np.clip(drawn, 1e-12, 1.0 - 1e-12))
+    return np.concatenate([half, -half])
+
+
+def _inverse_on(runs: FloatArray, counts: FloatArray, rows: FloatArray) -> FloatArray:
+    """Return ``M^-1 rows'``, shape (views, free, rows)."""
+    used = np.flatnonzero(counts)
+    some = runs[:, used] * np.sqrt(counts[used])[:, None]
+    information = np.eye(runs.shape[2]) + np.matmul(some.swapaxes(1, 2), some)
+    return np.linalg.solve(information, rows.swapaxes(1, 2))
