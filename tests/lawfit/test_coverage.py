@@ -178,7 +178,7 @@ def test_of_a_law_that_is_nearly_linear_every_method_keeps_its_level_and_early_s
 
 
 def test_on_the_papers_design_converged_refits_and_profiles_cover_and_early_stops_do_not() -> None:
-    options: dict[str, Any] = {"sets": 8, "starts": 2, **PAPER}
+    options: dict[str, Any] = {"sets": 6, "starts": 2, **PAPER}
     found = interval_coverage(MOSAIC_TABLE2, joint_runs(), draws=50, methods=KEEP, **options)
     for method in KEEP:
         kept(found, method)
