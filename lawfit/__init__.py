@@ -63,7 +63,8 @@ from lawfit.published import (
 from lawfit.published_runs import sample_runs
 from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
-from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
+from lawfit.refits import Bootstrap, CoefficientInterval
+from lawfit.resampling import bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
