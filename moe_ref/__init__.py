@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moe_ref.attention import Attention
+    from moe_ref.checkpoints import load_checkpoint, save_checkpoint
+    from moe_ref.counting import count_matmul_flops, count_parameters
     from moe_ref.errors import MoeRefError
     from moe_ref.experts import Experts, apply_grouped, apply_looped
     from moe_ref.layer import MoELayer
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
-    from moe_ref.paper_router import (
-        PaperRouter,
-        RouterRecipe,
-        sequence_auxiliary_loss,
-        z_loss,
-    )
+    from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
+    from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
+    from moe_ref.training import Run, StepReport, TokenWindows, train
 
 _HOMES = {
     "Attention": "attention",
@@ -39,9 +39,24 @@ _HOMES = {
     "RouterFactory": "model",
     "RouterRecipe": "paper_router",
     "Routing": "routing",
+    "RoutingStatistics": "statistics",
+    "Run": "training",
+    "StepReport": "training",
+    "TokenWindows": "training",
+    "WarmupStableDecay": "recipe",
+    "adamw": "recipe",
     "apply_grouped": "experts",
     "apply_looped": "experts",
+    "count_matmul_flops": "counting",
+    "count_parameters": "counting",
+    "load_checkpoint": "checkpoints",
+    "mean_statistics": "statistics",
+    "parameter_groups": "recipe",
+    "peak_learning_rate": "recipe",
+    "routing_statistics": "statistics",
+    "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
+    "train": "training",
     "z_loss": "paper_router",
 }
 
@@ -57,9 +72,24 @@ __all__ = [
     "RouterFactory",
     "RouterRecipe",
     "Routing",
+    "RoutingStatistics",
+    "Run",
+    "StepReport",
+    "TokenWindows",
+    "WarmupStableDecay",
+    "adamw",
     "apply_grouped",
     "apply_looped",
+    "count_matmul_flops",
+    "count_parameters",
+    "load_checkpoint",
+    "mean_statistics",
+    "parameter_groups",
+    "peak_learning_rate",
+    "routing_statistics",
+    "save_checkpoint",
     "sequence_auxiliary_loss",
+    "train",
     "z_loss",
 ]
 

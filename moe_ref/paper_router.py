@@ -115,6 +115,10 @@ class PaperRouter(Router):
             )
         return Routing(experts_TK, gates_TK, None, counts_E, losses)
 
+    def extra_repr(self) -> str:
+        """Say what the router was made with, its recipe too."""
+        return f"{super().extra_repr()}, {self.recipe!r}"
+
     @torch.no_grad()
     def after_step(self) -> None:
         """Move the bias by (19) on the counts since the last step, and centre it."""

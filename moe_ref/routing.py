@@ -99,6 +99,11 @@ class Router(nn.Module):
     def after_step(self) -> None:
         """Change what is remembered, after an optimizer step."""
 
+    def extra_repr(self) -> str:
+        """Say what the router was made with; a checkpoint holds it against another run's."""
+        n_experts, d_model = self.weight_ED.shape
+        return f"d_model={d_model}, n_experts={n_experts}, top_k={self.top_k}"
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move as the model moves, and stay in float32 where the model becomes narrower."""
         return super()._apply(lambda tensor: _not_narrowed(tensor, fn(tensor)), recurse)
