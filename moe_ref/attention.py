@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from moe_ref.parts import INITIAL_DEVIATION, projection
+from moe_ref.routing import wide_dtype
 
 __all__ = ["ROTARY_BASE", "Attention", "Rotation", "rotation"]
 
@@ -29,7 +30,7 @@ class Rotation(NamedTuple):
 
 def rotation(positions: int, head_dim: int, like: Tensor, base: float = ROTARY_BASE) -> Rotation:
     """Return the rotation of the first positions, in float32, or float64 like a float64 tensor."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    dtype = wide_dtype(like)
     pair_R = torch.arange(0, head_dim, 2, device=like.device, dtype=dtype) / head_dim
     angle_SR = torch.arange(positions, device=like.device, dtype=dtype)[:, None] * base**-pair_R
     return Rotation(angle_SR.cos(), angle_SR.sin())

@@ -20,7 +20,7 @@ from moe_ref.layer import MoELayer
 from moe_ref.paper_router import PaperRouter
 from moe_ref.parts import SwiGlu, matrix, norm, write_deviation
 from moe_ref.recompute import recomputed
-from moe_ref.routing import Router, Routing
+from moe_ref.routing import Router, Routing, wide_dtype
 from perfmodel import Architecture, Biases
 
 __all__ = ["Block", "ModelOutput", "ReferenceModel", "RouterFactory"]
@@ -47,9 +47,7 @@ class ModelOutput:
     def cross_entropy(self, targets_BS: Tensor) -> Tensor:
         """Return the mean loss of a token, in float32 or wider [nat]."""
         logits_TV = self.logits_BSV.flatten(0, 1)
-        if logits_TV.dtype != torch.float64:
-            logits_TV = logits_TV.to(torch.float32)
-        return cross_entropy(logits_TV, targets_BS.flatten())
+        return cross_entropy(logits_TV.to(wide_dtype(logits_TV)), targets_BS.flatten())
 
     def router_losses(self) -> dict[str, Tensor]:
         """Return what the routers add to the objective, each kind summed over the layers."""

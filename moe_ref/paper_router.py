@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from moe_ref.routing import Router, Routing, counts_of, wide
+from moe_ref.noise import gumbel_like
+from moe_ref.routing import Router, Routing, counts_of, wide_dtype
 
-__all__ = ["PaperRouter", "RouterRecipe", "gumbel_like", "sequence_auxiliary_loss", "z_loss"]
+__all__ = ["PaperRouter", "RouterRecipe", "sequence_auxiliary_loss", "z_loss"]
 
 
 class RouterRecipe(BaseModel):
@@ -76,7 +77,7 @@ class PaperRouter(Router):
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """Return the logits of the tokens, shape (T, E), in float32 or wider."""
-        weight_ED = self.weight_ED.to(wide(x_TD.dtype))
+        weight_ED = self.weight_ED.to(wide_dtype(x_TD))
         if self.recipe.row_norm is not None:
             weight_ED = self.recipe.row_norm * normalize(weight_ED, dim=1)
         return x_TD.to(weight_ED) @ weight_ED.T
@@ -149,9 +150,3 @@ def sequence_auxiliary_loss(score_TE: Tensor, top_k: int, sequences: int) -> Ten
     chosen_TE = torch.zeros_like(score_TE).scatter(1, highest_TK, 1.0)
     often_BE = chosen_TE.reshape(sequences, -1, n_experts).mean(dim=1) * (n_experts / top_k)
     return (often_BE * share_BSE.mean(dim=1)).sum(dim=1).mean()
-
-
-def gumbel_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Return independent standard Gumbel noise of a shape: minus the log of an exponential."""
-    exponential = torch.empty_like(x).exponential_(generator=generator)
-    return -exponential.clamp_min(torch.finfo(x.dtype).tiny).log()

@@ -26,7 +26,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Router", "Routing", "counts_of", "wide"]
+__all__ = ["Router", "Routing", "counts_of", "wide_dtype"]
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Router(nn.Module):
         return super()._apply(lambda tensor: _not_narrowed(tensor, fn(tensor)), recurse)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(x: Tensor) -> torch.dtype:
     """Return float64 for float64, else float32: what a router computes in."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _not_narrowed(tensor: Tensor, moved: Tensor) -> Tensor:
     """Return the moved tensor, or the tensor in float32 there if the move made it narrower."""
-    if not moved.is_floating_point() or moved.dtype == wide(moved.dtype):
+    if not moved.is_floating_point() or moved.dtype == wide_dtype(moved):
         return moved
     return tensor.to(device=moved.device, dtype=torch.float32)
 
