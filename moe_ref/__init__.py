@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moe_ref.attention import Attention
+    from moe_ref.attention import Attention, Rotation, rotation
     from moe_ref.checkpoints import load_checkpoint, save_checkpoint
     from moe_ref.counting import count_matmul_flops, count_parameters
     from moe_ref.errors import MoeRefError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moe_ref.layer import MoELayer
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.parts import SwiGlu
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
@@ -35,6 +36,7 @@ _HOMES = {
     "MoeRefError": "errors",
     "PaperRouter": "paper_router",
     "ReferenceModel": "model",
+    "Rotation": "attention",
     "Router": "routing",
     "RouterFactory": "model",
     "RouterRecipe": "paper_router",
@@ -42,6 +44,7 @@ _HOMES = {
     "RoutingStatistics": "statistics",
     "Run": "training",
     "StepReport": "training",
+    "SwiGlu": "parts",
     "TokenWindows": "training",
     "WarmupStableDecay": "recipe",
     "adamw": "recipe",
@@ -53,6 +56,7 @@ _HOMES = {
     "mean_statistics": "statistics",
     "parameter_groups": "recipe",
     "peak_learning_rate": "recipe",
+    "rotation": "attention",
     "routing_statistics": "statistics",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
@@ -68,6 +72,7 @@ __all__ = [
     "MoeRefError",
     "PaperRouter",
     "ReferenceModel",
+    "Rotation",
     "Router",
     "RouterFactory",
     "RouterRecipe",
@@ -75,6 +80,7 @@ __all__ = [
     "RoutingStatistics",
     "Run",
     "StepReport",
+    "SwiGlu",
     "TokenWindows",
     "WarmupStableDecay",
     "adamw",
@@ -86,6 +92,7 @@ __all__ = [
     "mean_statistics",
     "parameter_groups",
     "peak_learning_rate",
+    "rotation",
     "routing_statistics",
     "save_checkpoint",
     "sequence_auxiliary_loss",

@@ -69,20 +69,15 @@ def apply_looped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
 
 
 def apply_grouped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
-    """Apply all experts to the tokens sorted by expert.
-
-    Each pair of a token and an expert keeps a row of its own until the sum over K, which has a
-    fixed order: the result does not depend on how a device schedules additions.
-    """
+    """Apply all experts to the tokens sorted by expert, and sum over K in the order of K."""
     top_k = routing.experts_TK.shape[1]
     order_P, counts_E = _sorted_pairs(routing, experts.gate_EDF.shape[0])
-    x_PD = x_TD.repeat_interleave(top_k, dim=0)[order_P]
+    x_PD = x_TD.index_select(0, order_P // top_k)
     hidden_PF = silu(_segments(x_PD, experts.gate_EDF, counts_E)) * _segments(
         x_PD, experts.up_EDF, counts_E
     )
     y_PD = _segments(hidden_PF, experts.down_EFD, counts_E)
-    rows = y_PD.new_zeros(routing.experts_TK.numel(), y_PD.shape[1])
-    y_TKD = rows.index_copy(0, order_P, y_PD).unflatten(0, (-1, top_k))
+    y_TKD = _unsorted(y_PD, order_P, routing)
     return (y_TKD * routing.gates_TK[:, :, None]).sum(dim=1).to(x_TD)
 
 
@@ -94,6 +89,16 @@ def _sorted_pairs(routing: Routing, n_experts: int) -> tuple[Tensor, Tensor]:
     expert_P = torch.where(routing.kept_TK.flatten(), expert_P, n_experts)  # without room: last
     counts_E = torch.bincount(expert_P, minlength=n_experts + 1)[:n_experts]
     return expert_P.argsort(stable=True)[: int(counts_E.sum())], counts_E
+
+
+def _unsorted(y_PD: Tensor, order_P: Tensor, routing: Routing) -> Tensor:
+    """Return the rows where their pairs are, shape (T, K, D); of pairs without room, zeros."""
+    pairs = len(order_P)
+    place_TK = torch.full_like(routing.experts_TK, pairs)
+    place_TK.view(-1)[order_P] = torch.arange(pairs, device=order_P.device)
+    if routing.kept_TK is not None:
+        y_PD = torch.cat([y_PD, y_PD.new_zeros(1, y_PD.shape[1])])
+    return y_PD.index_select(0, place_TK.view(-1)).unflatten(0, place_TK.shape)
 
 
 def _segments(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
