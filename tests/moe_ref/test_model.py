@@ -355,7 +355,7 @@ def once(recompute: bool, explicit: bool, router: object = noisy) -> tuple[list[
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-def test_recompute_changes_no_bit(explicit: bool) -> None:
+def test_report_77_recompute_counts_no_token_twice_and_changes_no_bit(explicit: bool) -> None:
     """Same noise, same routing, same gradients, same counts, and the generators stand the same."""
     plain, model = once(False, explicit)
     again, _ = once(True, explicit)

@@ -76,7 +76,7 @@ def test_accumulated_microbatches_make_the_step_of_the_whole_batch() -> None:
         assert torch.allclose(value, yours[name], rtol=1e-9, atol=1e-12), name
 
 
-def test_routers_step_once_for_every_optimizer_step() -> None:
+def test_report_78_biases_move_once_for_every_optimizer_step() -> None:
     calls = []
 
     class Watched(PaperRouter):
