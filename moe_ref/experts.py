@@ -8,6 +8,8 @@ of a token and its expert that have room.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -103,12 +105,25 @@ def _unsorted(y_PD: Tensor, order_P: Tensor, routing: Routing) -> Tensor:
 
 def _segments(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
     """Multiply each segment of rows by the matrix of its expert, shape (P, Y)."""
-    grouped_mm = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if x_PX.dtype == torch.float32 and torch.is_autocast_enabled(x_PX.device.type):
         x_PX = x_PX.to(torch.get_autocast_dtype(x_PX.device.type))
         weight_EXY = weight_EXY.to(x_PX)
-    if grouped_mm is not None and x_PX.is_cuda and x_PX.dtype == torch.bfloat16:
-        ends_E = counts_E.cumsum(0).to(torch.int32)
-        return grouped_mm(x_PX, weight_EXY, offs=ends_E)
+    if x_PX.is_cuda and _fits_one_kernel(x_PX, weight_EXY):
+        return _one_kernel(x_PX, weight_EXY, counts_E)
     segments = zip(x_PX.split(counts_E.tolist()), weight_EXY.unbind(), strict=True)
     return torch.cat([x_PX @ weight_XY for x_PX, weight_XY in segments])
+
+
+_grouped_mm: Any = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def _fits_one_kernel(x_PX: Tensor, weight_EXY: Tensor) -> bool:
+    """Say whether torch's grouped product takes the tensors: bf16, rows in units of 16 bytes."""
+    _, width, out = weight_EXY.shape
+    aligned = width % 8 == 0 and out % 8 == 0 and len(x_PX) > 0
+    return _grouped_mm is not None and aligned and x_PX.dtype == torch.bfloat16
+
+
+def _one_kernel(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
+    """Multiply all segments by torch's grouped product; no count leaves the device."""
+    return _grouped_mm(x_PX, weight_EXY, offs=counts_E.cumsum(0).to(torch.int32))

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.func import functional_call  # noqa: E402
 from torch.nn.functional import silu  # noqa: E402
 
+from moe_ref import experts as module  # noqa: E402
 from moe_ref.experts import Experts, apply_grouped, apply_looped  # noqa: E402
 from moe_ref.layer import MoELayer  # noqa: E402
 from moe_ref.parts import SwiGlu  # noqa: E402
@@ -114,6 +115,40 @@ def test_the_gates_precision_reaches_the_sum_and_the_output_has_the_inputs(way: 
     y_TD = way(made, inputs(5, 4).to(torch.bfloat16), decided)  # type: ignore[operator]
     assert y_TD.dtype == torch.bfloat16
     assert decided.gates_TK.dtype == torch.float64
+
+
+@pytest.mark.parametrize("room", [0.6, 1.0])
+def test_one_grouped_product_equals_a_product_for_each_segment(
+    monkeypatch: pytest.MonkeyPatch, room: float
+) -> None:
+    """What CUDA does in bf16, on the CPU."""
+    torch.manual_seed(0)
+    made = Experts(16, 5, 8, deviation=0.3).to(torch.bfloat16)
+    decided, x_TD = routing(30, 5, 2, room), inputs(30, 16).to(torch.bfloat16)
+    segments = apply_grouped(made, x_TD, decided)
+    slopes = torch.autograd.grad(segments.float().square().sum(), list(made.parameters()))
+    if not module._fits_one_kernel(x_TD, made.gate_EDF):
+        pytest.skip("this torch has no grouped product")
+    used = []
+
+    def one(x_PX: torch.Tensor, weight_EXY: torch.Tensor, counts_E: torch.Tensor) -> torch.Tensor:
+        used.append(len(x_PX))
+        return module._one_kernel(x_PX, weight_EXY, counts_E)
+
+    monkeypatch.setattr(module, "_segments", one)
+    kernel = apply_grouped(made, x_TD, decided)
+    again = torch.autograd.grad(kernel.float().square().sum(), list(made.parameters()))
+    assert len(used) == 3
+    assert torch.allclose(kernel, segments, rtol=0.02, atol=1e-6)
+    for one_slope, other in zip(slopes, again, strict=True):
+        assert torch.allclose(one_slope, other, rtol=0.05, atol=0.02 * float(other.abs().max()))
+
+
+def test_the_grouped_product_takes_bf16_in_units_of_16_bytes() -> None:
+    weight_EXY, x_PX = (torch.zeros(*s, dtype=torch.bfloat16) for s in ((2, 16, 8), (4, 16)))
+    assert not module._fits_one_kernel(x_PX.float(), weight_EXY.float())
+    assert not module._fits_one_kernel(x_PX, weight_EXY[:, :, :6])
+    assert not module._fits_one_kernel(x_PX[:0], weight_EXY)
 
 
 # ---------------------------------------------------------------- the layer
