@@ -195,8 +195,8 @@ def ensemble_of(
         return given.first(draws)
     if law != MOSAIC_TABLE2:
         raise MosaicError(
-            f"How sure the law ({law.source}) is, nobody said: give an ensemble of it, or leave "
-            "'law' out of what is uncertain."
+            f"How sure the law ({law.source}) is, nobody said: give an ensemble of it (--ensemble "
+            "takes a file of mosaic fit), or leave 'law' out of what is uncertain."
         )
     if progress is None:
         return published_ensemble(draws, seed)
