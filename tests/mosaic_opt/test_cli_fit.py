@@ -280,7 +280,9 @@ def test_a_file_of_draws_that_is_none(
         FitReport.from_file(file)
     assert str(error.value).startswith(f"{file}: ")
     wrong = {name: (-1.0,) * 20 for name in report.coefficients}
-    with pytest.raises(MosaicError, match="A refit of the report is no law: b: -1 is out of bounds"):
+    with pytest.raises(
+        MosaicError, match="A refit of the report is no law: b: -1 is out of bounds"
+    ):
         report.model_copy(update={"refits": wrong}).ensemble()
     for text in ("[]", "3"):
         file.write_text(text, "utf-8")
