@@ -27,8 +27,8 @@ class CapacityRounding(StrEnum):
     MEGATRON
         ``ceil(K T / E * factor)`` in float64.
     DEEPSPEED
-        ``ceil(T / E * (K factor))`` in float32. Mostly the same; but 100 tokens over 10 experts
-        at 1.1 are 11, where MEGATRON has 12, since 10 times 1.1 is above 11 in float64 alone.
+        ``ceil(T / E * (K factor))`` in float32. Mostly the same; but 1000 tokens over 10 experts
+        at 1.1 are 110, where MEGATRON has 111: 100 times 1.1 is above 110 in float64 alone.
     FAIRSCALE
         ``K T // E``, the ``C = 2 N / (G E)`` of GShard; no factor.
     HF_NLLB

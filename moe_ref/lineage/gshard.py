@@ -43,8 +43,9 @@ class SecondExpert(StrEnum):
     ST_MOE
         The second highest, sent if ``u < g / threshold`` (``random`` of Mesh TensorFlow and
         lucidrains; ST-MoE).
-    LUCIDRAINS_THRESHOLD
-        The second highest, sent if ``g > threshold``.
+    MESH_THRESHOLD
+        The second highest, sent if ``g > threshold`` (``threshold`` of Mesh TensorFlow; that of
+        lucidrains' port fails on its shapes).
     GUMBEL
         Drawn by its probability, that is the highest of logits plus Gumbel noise, and always sent
         (fairscale, DeepSpeed, ``sampling`` of HF NLLB). The last two add the noise to the
@@ -55,7 +56,7 @@ class SecondExpert(StrEnum):
     GSHARD = "gshard"
     HF_NLLB_RANDOM = "hf-nllb-random"
     ST_MOE = "st-moe"
-    LUCIDRAINS_THRESHOLD = "lucidrains-threshold"
+    MESH_THRESHOLD = "mesh-threshold"
     GUMBEL = "gumbel"
 
 
@@ -69,7 +70,7 @@ class GShardRecipe(LineageRecipe):
     eval_second : SecondExpert or None
         The same outside training; None for no difference.
     threshold : float
-        Of ST_MOE and LUCIDRAINS_THRESHOLD.
+        Of ST_MOE and MESH_THRESHOLD.
     """
 
     balance: AuxiliaryLoss = AuxiliaryLoss.FAIRSCALE
@@ -144,7 +145,7 @@ class GShardRouter(LinearRouter):
         if second in (SecondExpert.ALL, SecondExpert.GUMBEL):
             return torch.ones_like(score_TK, dtype=torch.bool)
         gate_TK = score_TK / score_TK.sum(dim=1, keepdim=True)
-        if second is SecondExpert.LUCIDRAINS_THRESHOLD:
+        if second is SecondExpert.MESH_THRESHOLD:
             sent_TK = gate_TK > self.recipe.threshold
         else:
             chance = {

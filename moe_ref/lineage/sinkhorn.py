@@ -11,7 +11,6 @@ from moe_ref.routing import Routing
 
 __all__ = ["SinkhornRecipe", "SinkhornRouter", "sinkhorn"]
 
-_EPSILON = 1e-8
 _MAX_ROUNDS = 10_000
 
 
@@ -20,25 +19,28 @@ def sinkhorn(logits_TE: Tensor, tolerance: float = 1e-4) -> Tensor:
 
     Rows and columns of ``exp(logits)`` are scaled in turn, rows to ``1 / T`` and columns to
     ``1 / E``, until the scales of the columns change by at most ``tolerance`` on average, as in
-    Megatron-Core.
+    Megatron-Core. That adds 1e-8 to each sum, with which the scales drift for ever and no
+    tolerance below some 1e-8 is reached; here nothing is added, and a row is taken off its
+    highest logit first, which its scale absorbs.
 
     Raises
     ------
     MoeRefError
-        The logits are not finite, or the scales still change after 10 000 rounds.
+        The logits are not finite, an expert's are all too far below the highest, or the scales
+        still change after 10 000 rounds.
     """
-    cost_TE = torch.exp(logits_TE)
-    if not torch.isfinite(cost_TE).all():
+    cost_TE = torch.exp(logits_TE - logits_TE.amax(dim=1, keepdim=True))
+    if not (cost_TE.amax(dim=0) > 0.0).all():
         raise MoeRefError(
-            f"the highest logit is {float(logits_TE.max()):g}, whose exponential is no number; "
-            "logits must be finite and below about 80."
+            f"expert {int(cost_TE.amax(dim=0).argmin())} has no share of any token; "
+            "logits must be finite and within about 80 of the highest of a token."
         )
     tokens, n_experts = cost_TE.shape
     column_E = torch.ones_like(cost_TE[0])
     for _ in range(_MAX_ROUNDS):
         before_E = column_E
-        row_T = 1.0 / (tokens * ((cost_TE * column_E).sum(dim=1) + _EPSILON))
-        column_E = 1.0 / (n_experts * ((cost_TE * row_T[:, None]).sum(dim=0) + _EPSILON))
+        row_T = 1.0 / (tokens * (cost_TE * column_E).sum(dim=1))
+        column_E = 1.0 / (n_experts * (cost_TE * row_T[:, None]).sum(dim=0))
         if (column_E - before_E).abs().mean() <= tolerance:
             return column_E * cost_TE * row_T[:, None]
     raise MoeRefError(
