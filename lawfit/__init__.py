@@ -25,6 +25,8 @@ from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.general_fit import fit_general
+from lawfit.general_result import GeneralFit
 from lawfit.goals import (
     ChoiceGoal,
     ChosenRun,
@@ -110,6 +112,7 @@ __all__ = [
     "FitResult",
     "FloatArray",
     "GadreLaw",
+    "GeneralFit",
     "GeneralLaw",
     "Gradient",
     "Interval",
@@ -141,6 +144,7 @@ __all__ = [
     "ZhaoLaw",
     "bootstrap",
     "fit",
+    "fit_general",
     "held_out",
     "interval_coverage",
     "law_from_mapping",
