@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moe_ref.attention import Attention
+    from moe_ref.attention import Attention, Rotation, rotation
     from moe_ref.checkpoints import load_checkpoint, save_checkpoint
     from moe_ref.counting import count_matmul_flops, count_parameters
     from moe_ref.errors import MoeRefError
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from moe_ref.lineage.switch import SwitchRecipe, SwitchRouter
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.parts import SwiGlu
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
@@ -77,6 +78,7 @@ _HOMES = {
     "Normalisation": "lineage.linear",
     "PaperRouter": "paper_router",
     "ReferenceModel": "model",
+    "Rotation": "attention",
     "Router": "routing",
     "RouterFactory": "model",
     "RouterRecipe": "paper_router",
@@ -91,6 +93,7 @@ _HOMES = {
     "StMoeRecipe": "lineage.gshard",
     "StMoeRouter": "lineage.gshard",
     "StepReport": "training",
+    "SwiGlu": "parts",
     "SwitchRecipe": "lineage.switch",
     "SwitchRouter": "lineage.switch",
     "TokenWindows": "training",
@@ -107,6 +110,7 @@ _HOMES = {
     "parameter_groups": "recipe",
     "peak_learning_rate": "recipe",
     "probability_in_top_k": "lineage.shazeer",
+    "rotation": "attention",
     "routing_statistics": "statistics",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
@@ -144,6 +148,7 @@ __all__ = [
     "Normalisation",
     "PaperRouter",
     "ReferenceModel",
+    "Rotation",
     "Router",
     "RouterFactory",
     "RouterRecipe",
@@ -158,6 +163,7 @@ __all__ = [
     "StMoeRecipe",
     "StMoeRouter",
     "StepReport",
+    "SwiGlu",
     "SwitchRecipe",
     "SwitchRouter",
     "TokenWindows",
@@ -174,6 +180,7 @@ __all__ = [
     "parameter_groups",
     "peak_learning_rate",
     "probability_in_top_k",
+    "rotation",
     "routing_statistics",
     "save_checkpoint",
     "sequence_auxiliary_loss",

@@ -8,6 +8,8 @@ of a token and its expert that have room.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -69,20 +71,15 @@ def apply_looped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
 
 
 def apply_grouped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
-    """Apply all experts to the tokens sorted by expert.
-
-    Each pair of a token and an expert keeps a row of its own until the sum over K, which has a
-    fixed order: the result does not depend on how a device schedules additions.
-    """
+    """Apply all experts to the tokens sorted by expert, and sum over K in the order of K."""
     top_k = routing.experts_TK.shape[1]
     order_P, counts_E = _sorted_pairs(routing, experts.gate_EDF.shape[0])
-    x_PD = x_TD.repeat_interleave(top_k, dim=0)[order_P]
+    x_PD = x_TD.index_select(0, order_P // top_k)
     hidden_PF = silu(_segments(x_PD, experts.gate_EDF, counts_E)) * _segments(
         x_PD, experts.up_EDF, counts_E
     )
     y_PD = _segments(hidden_PF, experts.down_EFD, counts_E)
-    rows = y_PD.new_zeros(routing.experts_TK.numel(), y_PD.shape[1])
-    y_TKD = rows.index_copy(0, order_P, y_PD).unflatten(0, (-1, top_k))
+    y_TKD = _unsorted(y_PD, order_P, routing)
     return (y_TKD * routing.gates_TK[:, :, None]).sum(dim=1).to(x_TD)
 
 
@@ -96,14 +93,37 @@ def _sorted_pairs(routing: Routing, n_experts: int) -> tuple[Tensor, Tensor]:
     return expert_P.argsort(stable=True)[: int(counts_E.sum())], counts_E
 
 
+def _unsorted(y_PD: Tensor, order_P: Tensor, routing: Routing) -> Tensor:
+    """Return the rows where their pairs are, shape (T, K, D); of pairs without room, zeros."""
+    pairs = len(order_P)
+    place_TK = torch.full_like(routing.experts_TK, pairs)
+    place_TK.view(-1)[order_P] = torch.arange(pairs, device=order_P.device)
+    if routing.kept_TK is not None:
+        y_PD = torch.cat([y_PD, y_PD.new_zeros(1, y_PD.shape[1])])
+    return y_PD.index_select(0, place_TK.view(-1)).unflatten(0, place_TK.shape)
+
+
 def _segments(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
     """Multiply each segment of rows by the matrix of its expert, shape (P, Y)."""
-    grouped_mm = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     if x_PX.dtype == torch.float32 and torch.is_autocast_enabled(x_PX.device.type):
         x_PX = x_PX.to(torch.get_autocast_dtype(x_PX.device.type))
         weight_EXY = weight_EXY.to(x_PX)
-    if grouped_mm is not None and x_PX.is_cuda and x_PX.dtype == torch.bfloat16:
-        ends_E = counts_E.cumsum(0).to(torch.int32)
-        return grouped_mm(x_PX, weight_EXY, offs=ends_E)
+    if x_PX.is_cuda and _fits_one_kernel(x_PX, weight_EXY):
+        return _one_kernel(x_PX, weight_EXY, counts_E)
     segments = zip(x_PX.split(counts_E.tolist()), weight_EXY.unbind(), strict=True)
     return torch.cat([x_PX @ weight_XY for x_PX, weight_XY in segments])
+
+
+_grouped_mm: Any = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+
+
+def _fits_one_kernel(x_PX: Tensor, weight_EXY: Tensor) -> bool:
+    """Say whether torch's grouped product takes the tensors: bf16, rows in units of 16 bytes."""
+    _, width, out = weight_EXY.shape
+    aligned = width % 8 == 0 and out % 8 == 0 and len(x_PX) > 0
+    return _grouped_mm is not None and aligned and x_PX.dtype == torch.bfloat16
+
+
+def _one_kernel(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
+    """Multiply all segments by torch's grouped product; no count leaves the device."""
+    return _grouped_mm(x_PX, weight_EXY, offs=counts_E.cumsum(0).to(torch.int32))

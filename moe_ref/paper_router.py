@@ -82,15 +82,19 @@ class PaperRouter(Router):
             weight_ED = self.recipe.row_norm * normalize(weight_ED, dim=1)
         return x_TD.to(weight_ED) @ weight_ED.T
 
-    def propose(self, log_score_TE: Tensor, generator: torch.Generator | None) -> Tensor:
+    def noise(self, like_TE: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return Gumbel noise of a shape; each expert's is centred where the recipe says so."""
+        noise_TE = gumbel_like(like_TE, generator)
+        if self.recipe.centre_noise:
+            noise_TE = noise_TE - noise_TE.mean(dim=0, keepdim=True)
+        return noise_TE
+
+    def propose(self, log_score_TE: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return the proposed experts of each token, shape (T, M): the noisy top M of (20)."""
-        noisy_TE = log_score_TE
-        if self.training and self.recipe.temperature > 0.0 and self.n_proposed < self.n_experts:
-            noise_TE = gumbel_like(log_score_TE, generator)
-            if self.recipe.centre_noise:
-                noise_TE = noise_TE - noise_TE.mean(dim=0, keepdim=True)
-            noisy_TE = log_score_TE + self.recipe.temperature * noise_TE
-        return noisy_TE.topk(self.n_proposed, dim=1).indices
+        tau = self.recipe.temperature
+        if self.training and tau > 0.0 and self.n_proposed < self.n_experts:
+            log_score_TE = log_score_TE + tau * self.noise(log_score_TE, generator)
+        return log_score_TE.topk(self.n_proposed, dim=1).indices
 
     def forward(
         self, x_TD: Tensor, sequences: int = 1, generator: torch.Generator | None = None

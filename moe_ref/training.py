@@ -1,6 +1,7 @@
 """A plain training run: the state between optimizer steps, and one step.
 
-The same seeds, tokens and threads give the same run, bit for bit, on the same machine.
+The same seeds, tokens and threads give the same run, bit for bit, on the same machine; on CUDA
+only under ``torch.use_deterministic_algorithms``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from moe_ref.errors import MoeRefError
 from moe_ref.model import ModelOutput, ReferenceModel
 from moe_ref.recipe import WarmupStableDecay, adamw
-from moe_ref.routing import Routing
+from moe_ref.routing import Routing, wide_dtype
 from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
 
 __all__ = ["Run", "StepReport", "TokenWindows", "train"]
@@ -228,8 +229,8 @@ class TokenWindows:
 
 def _gradient_norm(model: ReferenceModel) -> float:
     """Return the norm of all gradients together."""
-    norms = [p.grad.float().norm() for p in model.parameters() if p.grad is not None]
-    return float(torch.stack(norms).norm())
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return float(torch.stack([g.to(wide_dtype(g)).norm() for g in gradients]).norm())
 
 
 def _without_graph(routing: Routing) -> Routing:
