@@ -105,7 +105,7 @@ def test_a_group_score_changes_who_is_chosen(given: Given, toy: Any) -> None:
 
 
 @pytest.mark.parametrize("mask", GroupMask)
-def test_a_mask_of_zero_wins_under_a_negative_bias(given: Given, mask: GroupMask) -> None:
+def test_report_40_a_mask_of_zero_wins_under_a_negative_bias(given: Given, mask: GroupMask) -> None:
     case = given["negative_bias"]
     recipe = DeepSeekV3Recipe(
         groups=ExpertGroups(count=case["groups"], kept=case["kept"], mask=mask)
@@ -140,7 +140,7 @@ def test_z_loss_and_importance(given: Given, toy: Any) -> None:
     assert cv_squared(importance_E).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_constants_of_the_switch_tests(given: Given) -> None:
+def test_report_47_the_constants_of_the_switch_tests(given: Given) -> None:
     case = given["hf_switch_tests"]
     probs, experts = torch.tensor(case["router_probs"]), torch.tensor(case["experts"])
     assert load_balancing_loss(probs, experts[:, None]).item() == pytest.approx(
@@ -149,7 +149,7 @@ def test_the_constants_of_the_switch_tests(given: Given) -> None:
     assert z_loss(torch.tensor(case["logits"])).item() == pytest.approx(case["z"], abs=1e-5)
 
 
-def test_the_router_of_the_switch_tests(given: Given) -> None:
+def test_report_47_the_router_of_the_switch_tests(given: Given) -> None:
     case = given["hf_switch_tests"]
     recipe = SwitchRecipe(
         balance_coefficient=1.0,
@@ -232,7 +232,7 @@ def test_the_update_of_the_bias(given: Given) -> None:
     assert near(centred_E, moved_E - moved_E.mean(), 1e-15)
 
 
-def test_the_published_factors_on_gates(given: Given) -> None:
+def test_report_42_the_published_factors_on_gates(given: Given) -> None:
     """The factor gives the sum of K experts of unit size the size of one."""
     for n_experts, top_k, published in given["gate_scaling"]:
         router = sees_logits(

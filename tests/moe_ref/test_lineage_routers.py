@@ -39,11 +39,12 @@ from moe_ref import (  # noqa: E402
     SwitchRouter,
     load_balancing_loss,
     probability_in_top_k,
+    sequence_auxiliary_loss,
     sinkhorn,
     updated_bias,
 )
 
-from .lineages import dense, sees_logits  # noqa: E402
+from .lineages import dense, mask_of, sees_logits  # noqa: E402
 
 D, E = 12, 8
 
@@ -439,6 +440,19 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
     torch.testing.assert_close(found.gates_TK, expected, rtol=1e-12, atol=1e-12)
 
 
+def test_report_80_gates_are_scores_without_the_bias_and_not_taken_off_it() -> None:
+    """A score of 1.5e-8 is lost in a sum with a bias of 12, in float32."""
+    recipe = DeepSeekV3Recipe(scaling=1.0, normalisation=Normalisation.NONE)
+    router = sees_logits(DeepSeekV3Router(4, 4, 2, recipe))
+    router.bias_E.copy_(torch.tensor([12.0, 12.0, 0.0, 0.0]))
+    x_TD = torch.tensor([[-18.0, -17.0, 3.0, 2.0]])
+    found = router(x_TD)
+    assert found.experts_TK.sort().values.tolist() == [[0, 1]]
+    expected = torch.sigmoid(x_TD[0, :2])
+    assert not ((expected + 12.0) - 12.0).any()
+    torch.testing.assert_close(dense(found, 4)[0, :2], expected, rtol=1e-6, atol=0.0)
+
+
 def test_the_bias_evens_the_load_without_a_loss() -> None:
     recipe = DeepSeekV3Recipe(bias_rate=0.005, sequence_coefficient=0.0)
     router = DeepSeekV3Router(D, E, 2, recipe).double()
@@ -502,7 +516,7 @@ def test_the_scales_of_the_auxiliary_loss_are_multiples(seed: int, top_k: int) -
         (AuxiliaryLoss.HF_MIXTRAL, 2.0, 8.0),
     ],
 )
-def test_the_auxiliary_loss_at_balance_and_at_collapse(
+def test_report_39_the_auxiliary_loss_at_balance_and_at_collapse(
     scale: AuxiliaryLoss, balanced: float, collapsed: float
 ) -> None:
     """Of 8 experts, 2 for each token; at collapse all probability is on the same two."""
@@ -513,6 +527,34 @@ def test_the_auxiliary_loss_at_balance_and_at_collapse(
     two_TE = torch.tensor([[0.5, 0.5] + [0.0] * 6], dtype=torch.float64).expand(8, 8)
     same_TK = torch.tensor([[0, 1]]).expand(8, 2)
     assert load_balancing_loss(two_TE, same_TK, scale).item() == pytest.approx(collapsed)
+
+
+def test_report_48_balance_losses_are_1_at_forced_balance() -> None:
+    """Whatever the sizes: E experts in turn, all of them as likely."""
+    for n_experts, top_k, sequences in ((8, 1, 1), (8, 2, 2), (16, 4, 1)):
+        token_T = torch.arange(2 * n_experts)
+        even_TK = (token_T[:, None] + torch.arange(top_k)) % n_experts
+        uniform_TE = torch.full((len(token_T), n_experts), 1 / n_experts, dtype=torch.float64)
+        for scale in (AuxiliaryLoss.MEGATRON, AuxiliaryLoss.SWITCH):
+            loss = load_balancing_loss(uniform_TE, even_TK, scale, sequences)
+            assert loss.item() == pytest.approx(1.0, rel=1e-14)
+        leaning_TE = uniform_TE + 1e-9 * mask_of(even_TK, n_experts)
+        leaning = sequence_auxiliary_loss(leaning_TE, top_k, sequences)
+        assert leaning.item() == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", AuxiliaryLoss)
+def test_report_79_the_balance_loss_does_not_grow_with_replicas(scale: AuxiliaryLoss) -> None:
+    """Replicas of the same tokens average to the loss of one, as do their gradients."""
+    logits_TE = torch.randn(24, 8, dtype=torch.float64, generator=seeded(0)).requires_grad_()
+    chosen_TK = logits_TE.topk(2, dim=1).indices
+    one = load_balancing_loss(torch.softmax(logits_TE, dim=1), chosen_TK, scale)
+    four_TE = torch.softmax(logits_TE.repeat(4, 1), dim=1)
+    for local_groups in (1, 4):
+        four = load_balancing_loss(four_TE, chosen_TK.repeat(4, 1), scale, local_groups)
+        assert four.item() == pytest.approx(one.item(), rel=1e-12)
+        gradients = [torch.autograd.grad(x, logits_TE, retain_graph=True)[0] for x in (one, four)]
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-10, atol=1e-15)
 
 
 def test_the_auxiliary_loss_of_groups_is_their_mean() -> None:
