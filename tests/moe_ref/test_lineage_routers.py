@@ -29,6 +29,7 @@ from moe_ref import (  # noqa: E402
     MoELayer,
     MoeRefError,
     Normalisation,
+    ReferenceModel,
     SecondExpert,
     ShazeerRecipe,
     ShazeerRouter,
@@ -45,6 +46,7 @@ from moe_ref import (  # noqa: E402
 )
 
 from .lineages import dense, mask_of, sees_logits  # noqa: E402
+from .models import VOCABULARY, seeded, small  # noqa: E402
 
 D, E = 12, 8
 
@@ -69,10 +71,6 @@ ROUTERS: dict[str, Callable[[], Any]] = {
 }
 
 every_router = pytest.mark.parametrize("name", ROUTERS)
-
-
-def seeded(seed: int) -> Any:
-    return torch.Generator().manual_seed(seed)
 
 
 def router_of(name: str, dtype: Any = torch.float64) -> Any:
@@ -106,6 +104,32 @@ def test_the_layer_takes_it_and_its_loss_reaches_the_router(name: str) -> None:
             assert parameter.grad.abs().max() > 0.0
     assert x_BSD.grad.abs().max() > 0.0
     assert routing.experts_TK.shape == (24, layer.router.top_k)
+
+
+@pytest.mark.parametrize(
+    ("router", "top_k"),
+    [
+        (ShazeerRouter, 2),
+        (GShardRouter, 2),
+        (StMoeRouter, 2),
+        (SwitchRouter, 1),
+        (MixtralRouter, 2),
+        (SinkhornRouter, 2),
+        (DeepSeekV2Router, 2),
+        (DeepSeekV3Router, 2),
+    ],
+)
+def test_the_reference_model_takes_it(router: Any, top_k: int) -> None:
+    model = ReferenceModel(small(top_k=top_k), router=router)
+    text_BS = torch.randint(0, VOCABULARY, (2, 9), generator=seeded(0))
+    found = model(text_BS[:, :-1], seeded(1))
+    loss = found.cross_entropy(text_BS[:, 1:]) + sum(found.router_losses().values())
+    loss.backward()
+    routers = [part for part in model.modules() if isinstance(part, router)]
+    assert len(routers) == 2
+    assert all(part.weight_ED.grad.abs().max() > 0.0 for part in routers)
+    for part in routers:
+        part.after_step()
 
 
 @every_router
