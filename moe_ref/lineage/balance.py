@@ -28,7 +28,7 @@ class AuxiliaryLoss(StrEnum):
         balance.
     MEGATRON
         ``E sum f P`` with ``f`` of all K choices over K (Megatron-Core, DeepSpeed's top-k gate,
-        DeepSeek-V2 (12) to (14)). 1 at balance.
+        DeepSeek-V2's balance of experts). 1 at balance.
     HF_MIXTRAL
         ``E sum f P`` with ``f`` of all K choices (transformers: Mixtral, Qwen, and others). K at
         balance, E where all tokens choose the same K experts with all of their probability.

@@ -83,7 +83,7 @@ class DropOrder(StrEnum):
     DEEPSPEED_PROBS
         By the score before normalisation, as ``probs`` of DeepSpeed's top-k gate.
     BATCH_PRIORITIZED
-        As GSHARD, the tokens sorted by their highest score (V-MoE, arXiv 2106.05974, section 4;
+        As GSHARD, the tokens sorted by their highest score (V-MoE, arXiv 2106.05974;
         ``batch_prioritized_routing`` of HF NLLB).
     """
 

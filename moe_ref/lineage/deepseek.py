@@ -70,7 +70,7 @@ class DeepSeekV2Recipe(LineageRecipe):
 
 
 class DeepSeekV3Recipe(LineageRecipe):
-    """The options of DeepSeek-V3, with those of its section 4.2.
+    """The options of DeepSeek-V3, with those of its section 4.2 and of its configuration.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class DeepSeekV3Recipe(LineageRecipe):
 class DeepSeekV2Router(LinearRouter):
     """Softmax over all experts, the K highest within groups; gates are not normalised.
 
-    Its losses of devices and of communication, (15) to (22), are not here.
+    Its losses of devices and of communication are not here.
     """
 
     recipe: DeepSeekV2Recipe

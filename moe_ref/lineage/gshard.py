@@ -84,7 +84,7 @@ class GShardRecipe(LineageRecipe):
 
 
 class StMoeRecipe(GShardRecipe):
-    """The options of ST-MoE: threshold, capacity factors and coefficients of its Table 11."""
+    """The options of ST-MoE: its threshold, capacity factors and coefficients."""
 
     balance: AuxiliaryLoss = AuxiliaryLoss.SWITCH
     z_coefficient: NotNegative = 1e-3

@@ -42,7 +42,7 @@ def probability_in_top_k(
 
 
 class ShazeerRecipe(LineageRecipe):
-    """The options of Shazeer's router, with those of its appendices A and F.
+    """The options of Shazeer's router, with the coefficients of its appendix.
 
     Attributes
     ----------

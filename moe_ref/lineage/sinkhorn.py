@@ -1,4 +1,4 @@
-"""Choice by optimal transport (S-BASE; Clark et al., arXiv 2202.01169, appendix B)."""
+"""Choice by optimal transport (S-BASE; Clark et al., arXiv 2202.01169)."""
 
 from __future__ import annotations
 

@@ -2,14 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from moe_ref import (
+    Capacity,
+    DeepSeekV2Recipe,
+    DeepSeekV2Router,
+    DeepSeekV3Recipe,
+    DeepSeekV3Router,
+    ExpertGroups,
+    GroupScore,
+    GShardRecipe,
+    GShardRouter,
+    MixtralRecipe,
+    MixtralRouter,
+    SecondExpert,
+    ShazeerRecipe,
+    ShazeerRouter,
+    SinkhornRecipe,
+    SinkhornRouter,
+    StMoeRouter,
+    SwitchRecipe,
+    SwitchRouter,
+)
 from moe_ref.lineage.linear import LinearRouter
 from moe_ref.routing import Routing
+
+from .models import seeded
+
+D, E = 12, 8
+
+LIMIT = ExpertGroups(count=4, kept=2)
+DEVICES = ExpertGroups(count=4, kept=2, score=GroupScore.HF_DEEPSEEK_V2)
+ROOM = Capacity(factor=0.75)
+
+ROUTERS: dict[str, Callable[[], Any]] = {
+    "shazeer": lambda: ShazeerRouter(D, E, 2, ShazeerRecipe(z_coefficient=1e-3)),
+    "shazeer, capacity": lambda: ShazeerRouter(D, E, 2, ShazeerRecipe(capacity=ROOM)),
+    "gshard": lambda: GShardRouter(D, E),
+    "gshard, gumbel": lambda: GShardRouter(D, E, 2, GShardRecipe(second=SecondExpert.GUMBEL)),
+    "st-moe": lambda: StMoeRouter(D, E, 3),
+    "switch": lambda: SwitchRouter(D, E, 1, SwitchRecipe(jitter=0.1, capacity=ROOM)),
+    "mixtral": lambda: MixtralRouter(
+        D, E, 2, MixtralRecipe(balance_coefficient=1e-2, z_coefficient=1e-3)
+    ),
+    "sinkhorn": lambda: SinkhornRouter(D, E, 1),
+    "sinkhorn, top 2": lambda: SinkhornRouter(D, E, 2, SinkhornRecipe(balance_coefficient=1e-2)),
+    "deepseek-v2": lambda: DeepSeekV2Router(D, E, 3, DeepSeekV2Recipe(groups=DEVICES)),
+    "deepseek-v3": lambda: DeepSeekV3Router(D, E, 4, DeepSeekV3Recipe(groups=LIMIT)),
+}
+
+
+def router_of(name: str, dtype: Any = torch.float64) -> Any:
+    """Make a router with weights that spread the tokens."""
+    router = ROUTERS[name]().to(dtype)
+    generator = seeded(3)
+    with torch.no_grad():
+        for parameter in router.parameters():
+            parameter.normal_(std=0.7, generator=generator)
+    return router
+
+
+def tokens(count: int = 24, seed: int = 5, dtype: Any = torch.float64) -> Any:
+    return torch.randn(count, D, dtype=torch.float64, generator=seeded(seed)).to(dtype)
+
 
 AnyRouter = TypeVar("AnyRouter", bound=LinearRouter)
 
