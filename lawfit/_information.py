@@ -17,8 +17,8 @@ import numpy as np
 
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
+from lawfit.base import ScalingLaw
 from lawfit.candidates import POINT, Candidates
-from lawfit.laws import AnyLaw
 from lawfit.result import FitResult
 
 _SINGULAR = 1e-13
@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 def known(
     found: FitResult,
-    law: AnyLaw,
+    law: ScalingLaw,
     noise: float,
     candidates: Candidates,
     points: FloatArray,

@@ -13,6 +13,7 @@ from lawfit._information import Known, known, stated_noise
 from lawfit._relaxed import relaxed
 from lawfit._search import Purse, whole
 from lawfit._values import FloatArray, LawError
+from lawfit.base import ScalingLaw
 from lawfit.candidates import POINT, Candidates, rounded_up
 from lawfit.ensemble import LawEnsemble
 from lawfit.goals import (
@@ -24,7 +25,7 @@ from lawfit.goals import (
     NextRuns,
     PredictionGoal,
 )
-from lawfit.laws import AnyLaw, PerSplitLaw
+from lawfit.laws import PerSplitLaw
 from lawfit.result import FitResult
 from lawfit.runs import Remark
 from lawfit.validity import Interval, ValidRange
@@ -207,7 +208,7 @@ def _purse(candidates: Candidates, budget: float, most_runs: int | None) -> Purs
     return Purse(cost, budget, most_runs)
 
 
-def _laws(found: FitResult, ensemble: LawEnsemble | None) -> tuple[AnyLaw, ...]:
+def _laws(found: FitResult, ensemble: LawEnsemble | None) -> tuple[ScalingLaw, ...]:
     own = found.law
     if ensemble is None:
         return (own,)
@@ -221,7 +222,7 @@ def _laws(found: FitResult, ensemble: LawEnsemble | None) -> tuple[AnyLaw, ...]:
     return ensemble.laws
 
 
-def _points(goal: Goal, law: AnyLaw) -> FloatArray:
+def _points(goal: Goal, law: ScalingLaw) -> FloatArray:
     """Return the logarithms of the points that a goal asks of, shape (4, points)."""
     if isinstance(goal, CoefficientGoal):
         return np.zeros((4, 0))

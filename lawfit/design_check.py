@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -12,9 +13,9 @@ from lawfit._descent import Problem, descend
 from lawfit._information import free_parameters, stated_noise
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
+from lawfit.base import ScalingLaw
 from lawfit.candidates import POINT, Candidates
 from lawfit.goals import ChoiceGoal, CoefficientGoal, Goal, NextRuns, PredictionGoal
-from lawfit.laws import AnyLaw
 from lawfit.result import FitResult
 
 __all__ = ["SimulatedError", "SimulatedRuns", "simulate_next_runs"]
@@ -135,7 +136,7 @@ def simulate_next_runs(
     error = np.concatenate(
         [generator.standard_normal((sets, rows)) for rows in (old, new)], axis=1
     ) * (size / np.sqrt(table.weight))
-    truths: tuple[AnyLaw, ...] = (found.law,)
+    truths: tuple[ScalingLaw, ...] = (found.law,)
     if isinstance(goal, ChoiceGoal):
         truths = found.ensemble(sets, seed).laws
     target = error + np.log([law.loss(**table.point) for law in truths])
@@ -188,9 +189,9 @@ def _joined(found: FitResult, new: Candidates | None) -> _Joined:
 def _misses(
     goal: Goal,
     free: tuple[str, ...],
-    fitted: AnyLaw,
-    laws: list[AnyLaw],
-    truths: tuple[AnyLaw, ...],
+    fitted: ScalingLaw,
+    laws: Sequence[ScalingLaw],
+    truths: tuple[ScalingLaw, ...],
 ) -> tuple[tuple[str, ...], FloatArray]:
     """Return what the goal names, and estimate minus truth, shape (sets, names)."""
     if isinstance(goal, CoefficientGoal):
@@ -210,12 +211,14 @@ def _misses(
     return goal.differences(lead), miss[:, rivals] - miss[:, [lead]]
 
 
-def _coefficient(law: AnyLaw, name: str) -> float:
+def _coefficient(law: ScalingLaw, name: str) -> float:
     value = float(getattr(law, name.removeprefix("log ")))
     return math.log(max(value, 1e-300)) if name.startswith("log ") else value
 
 
-def _regrets(goal: ChoiceGoal, laws: list[AnyLaw], truths: tuple[AnyLaw, ...]) -> FloatArray:
+def _regrets(
+    goal: ChoiceGoal, laws: Sequence[ScalingLaw], truths: tuple[ScalingLaw, ...]
+) -> FloatArray:
     """Return the loss of what each law chooses over the least under its truth, shape (sets,)."""
     point = {name: np.array(getattr(goal, name), dtype=float) for name in POINT}
     chosen = np.array([goal.lead(law) for law in laws])

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from lawfit._values import FloatArray, LawError, Quantity
-from lawfit.laws import AnyLaw
+from lawfit.base import ScalingLaw
+from lawfit.laws import LawValue
 
 
 class LawEnsemble(BaseModel):
@@ -20,8 +21,8 @@ class LawEnsemble(BaseModel):
 
     Attributes
     ----------
-    laws : tuple of JointLaw, PerSplitLaw or ChinchillaLaw
-        The draws, equally likely.
+    laws : tuple of ScalingLaw
+        The draws, all of one class, equally likely.
     source : str
         Of what law they are draws.
     method : str
@@ -34,14 +35,14 @@ class LawEnsemble(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    laws: tuple[AnyLaw, ...] = Field(min_length=1)
+    laws: tuple[LawValue, ...] = Field(min_length=1)
     source: str
     method: str
     basis: Literal["FITTED", "ASSUMED"]
     seed: int | None
 
     @classmethod
-    def of(cls, law: AnyLaw) -> LawEnsemble:
+    def of(cls, law: ScalingLaw) -> LawEnsemble:
         """Return the ensemble of one draw, the law itself: nothing is uncertain."""
         return cls(
             laws=(law,), source=law.source, method="the law as it is", basis="ASSUMED", seed=None

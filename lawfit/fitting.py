@@ -33,6 +33,9 @@ KINDS: Mapping[str, type[JointLaw] | type[PerSplitLaw] | type[ChinchillaLaw]] = 
 AGREEMENT = 1e-6
 """Relative difference in objective within which two starts agree."""
 
+_FLAT = 1e-9
+"""Range of ``log L`` below which the losses of runs are all the same."""
+
 _AGREE_LEAST, _AGREE_SHARE = 2, 0.05
 """Starts that must agree, at least, and as a share of all."""
 
@@ -92,7 +95,8 @@ def fit(
     Raises
     ------
     LawError
-        An argument is illegal, or fewer runs are left than the law has coefficients.
+        An argument is illegal, fewer runs are left than the law has coefficients, or they all
+        have one loss.
     """
     width = width_of(objective, delta)
     if noise is not None and not (math.isfinite(noise) and noise > 0):
@@ -103,6 +107,11 @@ def fit(
     train = kept.where(~out)
     prototype = _prototype(law, train)
     logs = train.logs()
+    if np.ptp(logs.loss) < _FLAT:
+        raise LawError(
+            f"the losses of all {len(train)} runs are {train.loss[0]:g}, so they say nothing of a "
+            "law; a fit needs runs that differ."
+        )
     form = posynomial(prototype, logs.variables, logs.loss, fixed)
     _check_levels(form)
     moving = int((form.lower < form.upper).sum())
@@ -342,7 +351,11 @@ def _prototype(
         return law
     kind = KINDS.get(law) if isinstance(law, str) else law
     if kind is None or kind not in KINDS.values():
-        raise LawError(f"law is {law!r}, but must be one of {', '.join(KINDS)}, or a law.")
+        said = repr(law) if isinstance(law, str) else getattr(law, "__name__", type(law).__name__)
+        raise LawError(
+            f"law is {said}, but fit takes one of {', '.join(KINDS)}, by name, class or value; "
+            "fit_general fits the class of any other law."
+        )
     fields: dict[str, float] = {
         name: 1.0 for name, field in kind.model_fields.items() if field.annotation is float
     }

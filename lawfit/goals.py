@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lawfit._values import LawError
+from lawfit.base import ScalingLaw
 from lawfit.candidates import POINT, Candidates
-from lawfit.laws import AnyLaw
 from lawfit.runs import Remark
 
 __all__ = [
@@ -113,7 +113,7 @@ class ChoiceGoal(BaseModel):
                 )
         return self
 
-    def lead(self, law: AnyLaw) -> int:
+    def lead(self, law: ScalingLaw) -> int:
         """Return which architecture has the least loss under a law, the first of equals.
 
         Raises

@@ -5,7 +5,8 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, InstanceOf, SerializeAsAny, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from lawfit._coefficients import AboveZero, Exponent, Prefactor
 from lawfit._values import LawError, LogPoint, Quantity, positive
@@ -230,3 +231,11 @@ AnyLaw: TypeAlias = Annotated[
     Field(discriminator="kind"),
 ]
 """Any law as a field of another pydantic model, told apart by ``kind``."""
+
+LawValue: TypeAlias = AnyLaw | SkipJsonSchema[SerializeAsAny[InstanceOf[ScalingLaw]]]
+"""The same, or a value of a class of the user's own, which no document is read into."""
+
+
+def kind_of(law: ScalingLaw) -> str:
+    """Return the ``kind`` of a law, or the name of its class if that is the user's own."""
+    return str(getattr(law, "kind", type(law).__name__))

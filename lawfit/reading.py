@@ -32,6 +32,14 @@ _NUMBER = re.compile(
     r"\s*(?P<unit>[A-Za-z]*)$"
 )
 
+_COMMA = re.compile(r"^([+-]?\d+),(\d+(?:[eE][+-]?\d+)?\s*[A-Za-z]*)$")
+"""A number with one comma, between digits."""
+
+_DECIMAL = re.compile(
+    r"^[+-]?(?:0\d*|\d{4,}|\d+(?=,(?!\d{3}(?!\d)))),\d+(?:[eE][+-]?\d+)?\s*[A-Za-z]*$"
+)
+"""One in which the comma separates no thousands."""
+
 
 def read_runs(
     path: str | Path,
@@ -55,6 +63,8 @@ def read_runs(
     ----------
     path : str or Path
         CSV (of commas or semicolons), TSV, JSON lines or JSON (a list of objects), by its ending.
+        Between semicolons a comma is a decimal mark, if a number shows that it is not one of
+        thousands.
     columns : mapping, optional
         Name in the table of ``n_total``, ``n_active``, ``tokens``, ``expert_split``, ``loss``,
         ``weight``, ``id`` or ``flops`` (compute of a run [FLOP]). A unit may stand behind a colon:
@@ -82,9 +92,9 @@ def read_runs(
     if loss_unit not in ("nats", "bits"):
         raise LawError(f"loss_unit is {loss_unit!r}, but must be 'nats' or 'bits'.")
     file = Path(path)
-    table = _table(file)
+    table, remarks = _table(file)
     taken, notes = match(list(table), columns or {})
-    remarks = list(notes)
+    remarks += notes
     rows = len(next(iter(table.values())))
     found: dict[str, Sequence[Any]] = {}
     for field, one in taken.items():
@@ -120,14 +130,16 @@ def read_runs(
     except ValidationError as error:
         message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         raise LawError(f"{file.name}: {message}.") from None
+    except LawError as error:
+        raise LawError(f"{file.name}: {error}") from None
     return runs.model_copy(update={"notes": tuple(remarks)})
 
 
 # ---------------------------------------------------------------- files
 
 
-def _table(file: Path) -> dict[str, list[Any]]:
-    """Return the columns of a file, all of one length, at least one row."""
+def _table(file: Path) -> tuple[dict[str, list[Any]], list[Remark]]:
+    """Return the columns of a file, all of one length, at least one row; and what was assumed."""
     readers = {
         ".csv": _separated,
         ".tsv": _separated,
@@ -139,38 +151,46 @@ def _table(file: Path) -> dict[str, list[Any]]:
         raise LawError(
             f"{file} must end in {', '.join(readers)}; a notebook or a database exports CSV."
         )
-    table = readers[file.suffix.lower()](file, read_text(file))
+    table, remarks = readers[file.suffix.lower()](file, read_text(file))
     if not table or not next(iter(table.values())):
         raise LawError(f"{file} has no row of a run, but a fit needs some.")
-    return table
+    return table, remarks
 
 
-def _separated(file: Path, text: str) -> dict[str, list[Any]]:
+def _separated(file: Path, text: str) -> tuple[dict[str, list[Any]], list[Remark]]:
     head = text.partition("\n")[0]
     mark = "\t" if file.suffix.lower() == ".tsv" else ","
     if mark == "," and "," not in head:
         mark = next((other for other in (";", "\t") if other in head), ",")
     try:
-        rows = [row for row in csv.reader(io.StringIO(text), delimiter=mark, strict=True) if row]
+        rows = list(csv.reader(io.StringIO(text), delimiter=mark, strict=True))
     except csv.Error as error:
         raise LawError(f"{file} is no table of separated values: {error}.") from None
+    rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
     if not rows:
-        return {}
-    names, *body = [[cell.strip() for cell in row] for row in rows]
+        return {}, []
+    names, *body = rows
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:
         raise LawError(f"{file} has two columns {twice!r}, but each needs a name of its own.")
     for number, row in enumerate(body, start=1):
         if len(row) > len(names):
             raise LawError(
-                f"{file} has {len(row)} values in row {number} and {len(names)} columns; a number "
-                "with a comma in it needs quotes."
+                f"{file} has {len(row)} values in row {number} and {len(names)} columns; the first "
+                "line must be the names of all columns, and a number with a comma in it needs "
+                "quotes."
             )
     padded = [row + [""] * (len(names) - len(row)) for row in body]
-    return {name: [row[at] for row in padded] for at, name in enumerate(names) if name}
+    remarks = []
+    if mark == ";" and any(_DECIMAL.match(cell) for row in padded for cell in row):
+        padded = [[_COMMA.sub(r"\1.\2", cell) for cell in row] for row in padded]
+        sentence = "Commas in numbers were taken as decimal marks, as in 2,345 for 2.345."
+        remarks.append(Remark(reason="decimal_comma", sentence=sentence))
+    table = {name: [row[at] for row in padded] for at, name in enumerate(names) if name}
+    return table, remarks
 
 
-def _lines(file: Path, text: str) -> dict[str, list[Any]]:
+def _lines(file: Path, text: str) -> tuple[dict[str, list[Any]], list[Remark]]:
     rows = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
@@ -181,7 +201,7 @@ def _lines(file: Path, text: str) -> dict[str, list[Any]]:
     return _of_objects(file, rows)
 
 
-def _objects(file: Path, text: str) -> dict[str, list[Any]]:
+def _objects(file: Path, text: str) -> tuple[dict[str, list[Any]], list[Remark]]:
     try:
         content = parse_json(text)
     except (ValueError, RecursionError) as error:
@@ -193,7 +213,7 @@ def _objects(file: Path, text: str) -> dict[str, list[Any]]:
     return _of_objects(file, content)
 
 
-def _of_objects(file: Path, rows: Sequence[Any]) -> dict[str, list[Any]]:
+def _of_objects(file: Path, rows: Sequence[Any]) -> tuple[dict[str, list[Any]], list[Remark]]:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise LawError(
@@ -201,7 +221,7 @@ def _of_objects(file: Path, rows: Sequence[Any]) -> dict[str, list[Any]]:
                 '{"tokens": 1e9, ...}.'
             )
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [_plain(row.get(name)) for row in rows] for name in names}
+    return {name: [_plain(row.get(name)) for row in rows] for name in names}, []
 
 
 def _plain(value: Any) -> Any:

@@ -32,6 +32,9 @@ A bit per token is 1.44 times the nats; a bit per byte of English text about 0.3
 different data and sparsity lie between.
 """
 
+_PERPLEXITY = 2.0
+"""The same ratio, above which a perplexity is more likely than bits: exp(L) / L is over e."""
+
 _CHECKPOINTS = 5
 """Rows of one model at evenly spaced tokens from which they look like one run's checkpoints."""
 
@@ -218,7 +221,7 @@ class Runs(BaseModel):
                 )
             legal &= ~bad
         if not legal.any():
-            raise LawError(f"no row of {rows} has a finite number above 0 in every column.")
+            raise LawError(_no_row_left(found, columns, mapping))
         return cls(
             **{name: tuple(values[legal].tolist()) for name, values in found.items()},
             id=tuple(ids[legal].tolist()),
@@ -263,7 +266,7 @@ class Runs(BaseModel):
         ``duplicate``: runs equal in all columns but the id. ``loss_unit``: the median loss is
         above 1.3 or below 0.55 of that of a published law at the same counts and tokens (dense
         runs: Besiroglu et al., arXiv 2404.10102; others: arXiv 2608.10605, Table 2), as bits per
-        token or per byte would be.
+        token or per byte, or above 2, as perplexities would be.
         ``mid_schedule``: one model at five or more evenly spaced numbers of tokens, as
         checkpoints of one run have them; a loss before the end of the learning rate's schedule is
         not that of a run of so many tokens.
@@ -291,11 +294,13 @@ class Runs(BaseModel):
         ratio = float(np.median(self.column("loss") / usual))
         if _BITS_PER_BYTE <= ratio <= _BITS_PER_TOKEN:
             return []
-        unit = "bits per token" if ratio > _BITS_PER_TOKEN else "bits per byte"
+        unit = "a loss in bits per token" if ratio > _BITS_PER_TOKEN else "a loss in bits per byte"
+        into = "bits per token times 0.6931"
+        if ratio > _PERPLEXITY:
+            unit, into = "a perplexity", "its logarithm"
         sentence = (
             f"The median loss is {ratio:.2f} times that of a published law at the same parameters "
-            f"and tokens, as a loss in {unit} would be; this table needs nats per token, which is "
-            "bits per token times 0.6931."
+            f"and tokens, as {unit} would be; this table needs nats per token, which is {into}."
         )
         return [Remark(reason="loss_unit", sentence=sentence)]
 
@@ -381,6 +386,24 @@ def _numbers(values: Sequence[Any]) -> FloatArray:
             return math.nan
 
     return np.array([number(value) for value in values], dtype=np.float64)
+
+
+def _no_row_left(
+    found: Mapping[str, FloatArray],
+    columns: Mapping[str, Sequence[Any]],
+    mapping: Mapping[str, str],
+) -> str:
+    """Say why no row of a table is a run: the column with the fewest numbers, and what is in it."""
+    good = {name: np.isfinite(found[name]) & (found[name] > 0) for name in mapping if name != "id"}
+    worst = min(good, key=lambda name: int(good[name].sum()))
+    rows = len(good[worst])
+    if not rows:
+        return "the table has no row, but a fit needs some."
+    value = columns[mapping[worst]][int(np.argmin(good[worst]))]
+    return (
+        f"no row of {rows} has a finite number above 0 in every column; that of "
+        f"{mapping[worst]!r} has {int(good[worst].sum())}, and values such as {value!r}."
+    )
 
 
 def _some(names: Sequence[str] | NDArray[Any], most: int = 5) -> str:

@@ -19,8 +19,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticKnownError
 
-from lawfit import AnyLaw, LawError, load_law
+from lawfit import LawError, ScalingLaw, load_law
 from lawfit.documents import parse_yaml, read_document
+from lawfit.laws import LawValue
 from mosaic_opt.errors import EnvelopeError
 from mosaic_opt.spaces import (
     MAX_CANDIDATES,
@@ -45,6 +46,8 @@ MAX_WINDOW_DAYS = 36500.0
 
 def _law(value: Any, info: ValidationInfo) -> Any:
     """Take a law, its mapping, its name, or its file, relative to that of the envelope."""
+    if isinstance(value, ScalingLaw):
+        return value
     try:
         return load_law(value, folder=(info.context or {}).get("folder"))
     except LawError as error:
@@ -131,9 +134,10 @@ class Envelope(Frozen):
         What a token is worth at a batch size; every token is worth the same unless given.
     candidates : LadderSpace, FamilySpace, ExplicitSpace or UnionSpace
         Architectures to choose from; a list of spaces is their union.
-    law : JointLaw, PerSplitLaw or ChinchillaLaw
+    law : JointLaw, PerSplitLaw, ChinchillaLaw or another ScalingLaw
         Scaling law, also by name, ``"mosaic-table2"``, or by the path of a file that
-        `mosaic fit` wrote; a relative one starts at the envelope's file.
+        `mosaic fit` wrote; a relative one starts at the envelope's file. A law of a class of your
+        own is for Python alone: a document that holds it is not read back.
     goodput : float or FailureFacts
         Share of the window that trains, eta_good, in (0, 1] [-]; or how often devices fail and what
         a checkpoint and a restart cost, from which it follows (:mod:`perfmodel.goodput`). A number
@@ -180,7 +184,7 @@ class Envelope(Frozen):
         Field(discriminator="kind"),
         BeforeValidator(_spaces),
     ]
-    law: Annotated[AnyLaw, BeforeValidator(_law)] = Field(
+    law: Annotated[LawValue, BeforeValidator(_law)] = Field(
         default_factory=lambda: load_law("mosaic-table2")
     )
     goodput: Annotated[Share | FailureFacts, BeforeValidator(_goodput)] = 1.0

@@ -6,18 +6,34 @@ A report holds its law under the key ``law``, so an envelope takes its file as t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from lawfit import AnyLaw, Bootstrap, FitResult, LawError, ProfileCurve, Remark, RidgeScan
+from lawfit import (
+    AnyLaw,
+    Bootstrap,
+    FitResult,
+    LawEnsemble,
+    LawError,
+    ProfileCurve,
+    Remark,
+    RidgeScan,
+)
+from lawfit.documents import read_document
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.solver import own_version
 from perfmodel.frozen import Frozen, explain
 
 __all__ = ["FitReport", "FittedCoefficient", "Intervals"]
+
+
+_NUMBERS = re.compile(r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]")
+"""A list of numbers over several lines; no text of a JSON document holds a line's end."""
 
 
 class _Finite(Frozen):
@@ -113,6 +129,9 @@ class FitReport(_Finite):
         What speaks against the runs, the fit or this report.
     version : str
         Of this package.
+    refits : dict of str to tuple of float, or None
+        Coefficients of the refits that converged, by the field of the law: draws of the law, which
+        `ensemble` returns. None where there are no intervals.
     """
 
     schema_version: Literal[1] = 1
@@ -140,6 +159,15 @@ class FitReport(_Finite):
     identified_rule: str | None
     warnings: tuple[Remark, ...]
     version: str
+    refits: dict[str, Annotated[tuple[float, ...], Field(min_length=1)]] | None = None
+
+    @model_validator(mode="after")
+    def _refits_are_laws(self) -> FitReport:
+        if self.refits is not None and set(self.refits) != set(self.coefficients):
+            raise ValueError("refits must have the names of coefficients")
+        if len({len(column) for column in (self.refits or {}).values()}) > 1:
+            raise ValueError("refits must have one length in all coefficients")
+        return self
 
     @classmethod
     def of(
@@ -179,7 +207,7 @@ class FitReport(_Finite):
         """
         more = list(warnings)
         ends: dict[str, tuple[float | None, float | None, tuple[Remark, ...]]] = {}
-        intervals = None
+        intervals = refits = None
         if bootstrap is not None:
             try:
                 ends = {name: _ends(bootstrap, name, level) for name in _moving(found)}
@@ -190,6 +218,8 @@ class FitReport(_Finite):
                     refits_not_converged=bootstrap.not_converged,
                     seed=bootstrap.seed,
                 )
+                columns = zip(*bootstrap.values, strict=True)
+                refits = dict(zip(bootstrap.names, columns, strict=True))
             except LawError as error:
                 more.append(Remark(reason="no_intervals", sentence=f"No intervals: {error}"))
         rows = {} if scan is None else {row.name: row for row in scan.rows}
@@ -227,12 +257,13 @@ class FitReport(_Finite):
             identified_rule=None if scan is None else scan.rule,
             warnings=(*found.warnings, *more),
             version=own_version(),
+            refits=refits,
             **shared,
         )
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return the JSON document."""
-        return self.model_dump_json(indent=indent)
+        """Return the JSON document; a list of numbers is one line of it."""
+        return _one_line(self.model_dump_json(indent=indent))
 
     @classmethod
     def from_json(cls, text: str) -> FitReport:
@@ -248,12 +279,62 @@ class FitReport(_Finite):
         except ValidationError as error:
             raise MosaicError(f"Not a report of fit: {explain(error, cls)}.") from None
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> FitReport:
+        """Read the JSON file of a report, or of a law that `law_file` wrote.
+
+        Raises
+        ------
+        LawError
+            The file cannot be read.
+        MosaicError
+            It holds neither; one sentence.
+        """
+        content: Any = read_document(path)
+        if isinstance(content, dict) and isinstance(content.get("provenance"), dict):
+            content = {**content["provenance"], "law": content.get("law")}
+        try:
+            return cls.from_json(json.dumps(content, default=str))
+        except MosaicError as error:
+            raise MosaicError(f"{path}: {error}") from None
+
     def law_file(self) -> str:
         """Return the JSON of a law's file: the law, and what it rests on."""
         rests_on = json.loads(self.to_json())
         law = rests_on.pop("law")
         document = {"schema_version": 1, "law": law, "provenance": rests_on}
-        return json.dumps(document, indent=2)
+        return _one_line(json.dumps(document, indent=2))
+
+    def ensemble(self) -> LawEnsemble:
+        """Return the refits as draws of the law, equally likely.
+
+        Raises
+        ------
+        MosaicError
+            The report has none, or one of them is no law.
+        """
+        if self.refits is None or self.intervals is None:
+            raise MosaicError(
+                f"The report of the law ({self.law.source}) holds no refits, and so no draws of "
+                "it: it was made without, or the fit did not converge."
+            )
+        fields, names = self.law.model_dump(), list(self.refits)
+        rows = zip(*self.refits.values(), strict=True)
+        kind = self.intervals.method.removeprefix("percentiles of ")
+        try:
+            laws = tuple(
+                type(self.law).model_validate({**fields, **dict(zip(names, row, strict=True))})
+                for row in rows
+            )
+        except ValidationError as error:
+            raise MosaicError(f"A refit of the report is no law: {explain(error)}.") from None
+        return LawEnsemble(
+            laws=laws,
+            source=self.law.source,
+            method=f"{kind} of {self.n_train} runs",
+            basis=self.basis,
+            seed=self.intervals.seed,
+        )
 
     def __str__(self) -> str:
         """Return the page."""
@@ -261,6 +342,10 @@ class FitReport(_Finite):
         from mosaic_opt.report_fit import render_fit
 
         return as_text(render_fit(self), width=120)
+
+
+def _one_line(document: str) -> str:
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", document)
 
 
 def _moving(found: FitResult) -> list[str]:

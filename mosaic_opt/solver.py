@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from lawfit import peak_learning_rate
+from lawfit.laws import kind_of
 from lawfit.runs import NOT_STATED
 from mosaic_opt.backends.base import Backend, Limits, ProgressCallback, Report, Termination
 from mosaic_opt.backends.registry import resolve
@@ -345,7 +346,7 @@ def provenance(problem: Problem, backend: str) -> dict[str, object]:
         "hardware": {"name": pack.name, "sha256": pack.digest},
         "stack": {"name": problem.profile.name, "sha256": problem.profile.digest},
         "law": {
-            "kind": envelope.law.kind,
+            "kind": kind_of(envelope.law),
             "source": envelope.law.source,
             "sha256": _digest(envelope.law.model_dump_json()),
         },

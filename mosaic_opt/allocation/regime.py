@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from lawfit import JointLaw
+from lawfit.laws import kind_of
 from mosaic_opt.allocation import kkt
 from mosaic_opt.allocation.curves import Curve, Pieces, survey
 from mosaic_opt.allocation.phases import window_optima
@@ -211,7 +212,9 @@ def allocation_law(
     """
     law = envelope.law
     if not isinstance(law, JointLaw):
-        raise MosaicError(f"law {law.kind!r} must be 'joint': Appendix D derives from its terms.")
+        raise MosaicError(
+            f"law {kind_of(law)!r} must be 'joint': Appendix D derives from its terms."
+        )
     if envelope.critical_batch is not None:
         raise MosaicError(
             "critical_batch is not part of Appendix D, which knows tokens of one worth; leave it "

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from lawfit import MOSAIC_TABLE2, LawEnsemble, published_ensemble
+from lawfit.laws import kind_of
 from mosaic_opt.errors import MosaicError
 from mosaic_opt.outcome import Priced
 from mosaic_opt.problem import Problem
@@ -187,7 +188,7 @@ def ensemble_of(
             raise MosaicError(
                 f"The ensemble holds {len(given)} laws and draws={draws}; nearest: {len(given)}."
             )
-        kind, wanted = given.laws[0].kind, law.kind
+        kind, wanted = kind_of(given.laws[0]), kind_of(law)
         if kind != wanted:
             raise MosaicError(
                 f"The ensemble is of a {kind} law, and the envelope has a {wanted} law."
@@ -195,8 +196,8 @@ def ensemble_of(
         return given.first(draws)
     if law != MOSAIC_TABLE2:
         raise MosaicError(
-            f"How sure the law ({law.source}) is, nobody said: give an ensemble of it, or leave "
-            "'law' out of what is uncertain."
+            f"How sure the law ({law.source}) is, nobody said: give an ensemble of it (--ensemble "
+            "takes a file of mosaic fit), or leave 'law' out of what is uncertain."
         )
     if progress is None:
         return published_ensemble(draws, seed)

@@ -11,6 +11,7 @@ from lawfit import (
     CHINCHILLA_EPOCH,
     MOSAIC_TABLE2,
     FitResult,
+    KaplanLaw,
     LawError,
     fit,
 )
@@ -288,7 +289,8 @@ def test_draws_leave_bound_and_fixed_coefficients_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"law": "kaplan"}, "'kaplan', but must be one of joint, per_split, chinchilla"),
+        ({"law": "kaplan"}, "'kaplan', but fit takes one of joint, per_split, chinchilla"),
+        ({"law": KaplanLaw}, "KaplanLaw, but .*; fit_general fits the class of any other law"),
         ({"delta": 0.0}, "delta is 0"),
         ({"objective": "mean"}, "'huber' or 'least_squares'"),
         ({"starts": 0}, "must be at least 1"),
@@ -310,6 +312,12 @@ def test_bad_input_is_one_sentence(arguments: dict[str, object], words: str) -> 
     call = {"law": "chinchilla", "runs": dense_runs(), **arguments}
     with pytest.raises(LawError, match=words):
         fit(**call)  # type: ignore[arg-type]
+
+
+def test_losses_that_are_all_the_same_are_refused() -> None:
+    flat = dense_runs().model_copy(update={"loss": (2.5,) * len(dense_runs())})
+    with pytest.raises(LawError, match=r"losses of all 120 runs are 2\.5"):
+        fit("chinchilla", flat, starts=5)
 
 
 def test_a_law_of_one_split_needs_runs_of_one_and_a_law_needs_runs() -> None:

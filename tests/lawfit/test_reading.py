@@ -230,6 +230,25 @@ def test_objects_without_a_key_or_with_another_value_are_left_out(tmp_path: Path
     assert len(read(written(tmp_path, text, "runs.jsonl"))) == 1
 
 
+def test_decimal_commas_between_semicolons(tmp_path: Path) -> None:
+    lines = ["N;D;loss", *(f"{n:g};{d:g};{x}".replace(".", ",") for n, d, x in ROWS)]
+    runs = read(written(tmp_path, "\n".join(lines)))
+    assert runs.loss == tuple(row[2] for row in ROWS)
+    assert reasons(runs) == ["decimal_comma"]
+    # without a number that decides it, a comma is one of thousands, and no loss
+    lines = ["N;D;loss", *(f"{n:.0f};1,400,000,000;{x:.3f}".replace(".", ",") for n, _, x in ROWS)]
+    with pytest.raises(
+        LawError, match=r"that of 'loss \(loss\)' has 0, and values such as '3,600'"
+    ):
+        read(written(tmp_path, "\n".join(lines)))
+
+
+def test_rows_without_any_cell_are_no_rows(tmp_path: Path) -> None:
+    plain = read(dense(tmp_path))
+    text = (tmp_path / "runs.csv").read_text("utf-8").replace("\n", "\n,,\n") + " ,, \n\n"
+    assert read(written(tmp_path, ",,\n" + text)) == plain
+
+
 def test_a_byte_order_mark_and_an_index_column(tmp_path: Path) -> None:
     text = "\ufeff,N,D,loss\n0,1e9,2e10,2.5\n"
     assert read(written(tmp_path, text)).n_active == (1e9,)
@@ -254,6 +273,8 @@ def test_a_byte_order_mark_and_an_index_column(tmp_path: Path) -> None:
             "activate more than it has",
         ),
         ("N,D,loss\n1e9,2e10,-1\n", "runs.csv", "no row of 1 has a finite number above 0"),
+        ("N,D,loss\n1e9,2e10,2.5%\n", "runs.csv", "has 0, and values such as '2.5%'"),
+        ("my runs\nN,D,loss\n1e9,2e10,2\n", "runs.csv", "first line must be the names"),
         ("N,D,loss,val_loss\n1e9,2e10,2,2\n", "runs.csv", "any of the columns 'loss', 'val_loss'"),
         ("N,params,D,loss\n1e9,1e9,2e10,2\n", "runs.csv", "n_active=N"),
         ("N,steps,ce\n1e9,2e10,2\n", "runs.csv", "--column loss=NAME --column tokens=NAME"),

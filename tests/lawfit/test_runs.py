@@ -118,6 +118,13 @@ def test_losses_in_bits_are_flagged(factor: float, unit: str) -> None:
         assert [unit in x.sentence for x in flagged if x.reason == "loss_unit"] == [True]
 
 
+def test_perplexities_are_flagged() -> None:
+    for runs in (dense_runs(), joint_runs()):
+        flagged = runs.model_copy(update={"loss": tuple(math.exp(x) for x in runs.loss)}).remarks
+        said = [x.sentence for x in flagged if x.reason == "loss_unit"]
+        assert ["a perplexity" in x and "its logarithm" in x for x in said] == [True]
+
+
 @given(st.integers(2, 12), st.booleans())
 def test_evenly_spaced_tokens_of_one_model_look_like_checkpoints(count: int, even: bool) -> None:
     steps = np.arange(1.0, count + 1.0) if even else 2.0 ** np.arange(count)

@@ -20,6 +20,9 @@ from mosaic_opt.errors import EnvelopeError, MosaicError
 from mosaic_opt.figure_fit import fit_page, parity_figure, profile_figure, residual_figure
 from mosaic_opt.fit_report import FitReport
 from mosaic_opt.result import Solution
+from mosaic_opt.studies.robust import robust
+from mosaic_opt.studies.robust_result import Robust
+from perfmodel.sources import Source
 
 from .strategies import Run, tiny, tiny_envelope, written
 
@@ -210,6 +213,83 @@ def test_the_points_of_the_chinchilla_figure(mosaic: Run, shared_data: Path) -> 
     assert "tokens_from_compute" in [warning.reason for warning in report.warnings]
 
 
+def test_the_refits_of_a_fit_are_the_draws_of_robust(mosaic: Run, tmp_path: Path) -> None:
+    law_file, report = tmp_path / "law.json", tmp_path / "fit.json"
+    options = ("--convention", "without_embedding_and_head", "--starts", "20", "--restarts", "0")
+    files = ("--law-file", str(law_file), "--json", str(report))
+    file = sparse(tmp_path)
+    code, _, _ = mosaic("fit", file, *options, "--draws", "25", *files)
+    assert code == 0
+    laws = FitReport.from_file(law_file).ensemble()
+    again = read_runs(file, convention="without_embedding_and_head")
+    assert laws.laws == bootstrap(fit("joint", again, starts=20), draws=25).ensemble().laws
+    assert (laws.basis, laws.method) == ("FITTED", "converged refits, wild bootstrap of 120 runs")
+    assert FitReport.from_file(report) == FitReport.from_file(law_file)
+    envelope = written(tmp_path, law="law.json")
+    for given in (law_file, report):
+        code, out, err = mosaic("robust", envelope, "--ensemble", str(given), "--json", "-")
+        assert (code, err) == (0, "")
+        found = Robust.from_json(out)
+        assert (found.draws, found.rests_on.law) == (25, Source.FITTED)
+        assert found == robust(load_envelope(envelope), draws=25, ensemble=laws)
+
+
+@pytest.mark.parametrize(
+    ("law", "fitted", "options", "words"),
+    [
+        ("law.json", BARE, (), "holds no refits, and so no draws"),
+        ("mosaic-table2", QUICK, (), "and the envelope's law is another"),
+        ("law.json", QUICK, ("--draws", "31"), "holds 30 laws and draws=31; nearest: 30"),
+        ("law.json", QUICK, ("--uncertain", "stack"), "no use without law in --uncertain"),
+    ],
+)
+def test_draws_that_are_none_of_the_law_are_refused(
+    mosaic: Run,
+    tmp_path: Path,
+    law: str,
+    fitted: tuple[str, ...],
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    file = tmp_path / "law.json"
+    assert mosaic(*chinchilla(dense(tmp_path), *fitted, "--law-file", str(file)))[0] == 0
+    code, _, err = mosaic("robust", written(tmp_path, law=law), "--ensemble", str(file), *options)
+    assert code == 2
+    assert words in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"refits": {"a": [1.0]}}, "refits must have the names of coefficients"),
+        ({"refits": {"a": [], "alpha": [], "b": [], "beta": [], "e": []}}, "refits"),
+        ({"law": None}, "law"),
+        ({"provenance": {}}, "coefficients"),
+    ],
+)
+def test_a_file_of_draws_that_is_none(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    report = FitReport.of(found(), bootstrap=bootstrap(found(), draws=20))
+    assert len(report.ensemble()) == 20
+    file = tmp_path / "fit.json"
+    file.write_text(json.dumps({**json.loads(report.to_json()), **change}), "utf-8")
+    with pytest.raises(MosaicError, match=words) as error:
+        FitReport.from_file(file)
+    assert str(error.value).startswith(f"{file}: ")
+    wrong = {name: (-1.0,) * 20 for name in report.coefficients}
+    with pytest.raises(
+        MosaicError, match="A refit of the report is no law: b: -1 is out of bounds"
+    ):
+        report.model_copy(update={"refits": wrong}).ensemble()
+    for text in ("[]", "3"):
+        file.write_text(text, "utf-8")
+        with pytest.raises(MosaicError, match="Not a report of fit"):
+            FitReport.from_file(file)
+
+
 # ---------------------------------------------------------------- the page with figures
 
 
@@ -340,7 +420,7 @@ def test_a_law_of_other_counts_is_flagged(convention: str | None, words: str | N
     [
         (["fit", "/no/runs.csv"], "/no/runs.csv cannot be read"),
         (["fit", "DENSE"], "--law joint is for sparse models"),
-        (["fit", "DENSE", "--law", "cubic"], "law is 'cubic', but must be one of joint"),
+        (["fit", "DENSE", "--law", "cubic"], "law is 'cubic', but fit takes one of joint"),
         (["fit", "SPARSE", "--law", "per_split"], "as in --expert-split 1, or --law joint"),
         (["fit", "SPARSE", "--expert-split", "3"], "--expert-split 3 is that of no run; there are"),
         (["fit", "SPARSE", "--expert-split", "4"], "take --law per_split, or hold it"),
