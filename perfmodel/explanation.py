@@ -212,6 +212,9 @@ def _terms(
     """Split the step by what it waits for [s]."""
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
     host, device = pace.host + pace.jitter, pace.device + pace.head
+    if model.hardware.blocking:
+        both = {"device": float(n * device), "host_dispatch": float(n * host)}
+        return "host" if host > device else "device", {**both, **_waited_for(step)}
     if host > device:
         return "host", {"host_dispatch": float(n * host), **_waited_for(step)}
     return "device", {"device": float(n * device), **_waited_for(step)}
@@ -246,12 +249,13 @@ def _waterfall(
 ) -> tuple[Loss, ...]:
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
     device = pace.device + pace.head
+    hidden = 0.0 if model.hardware.blocking else device
     times = {
         "peak": peak_s,
         **work,
         "imbalance": n * device - fsum(work.values()),
-        "host_dispatch": n * max(0.0, pace.host - device),
-        "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - device)),
+        "host_dispatch": n * max(0.0, pace.host - hidden),
+        "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - hidden)),
         **_waited_for(step),
     }
     times["kernels"] -= peak_s
