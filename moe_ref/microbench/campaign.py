@@ -53,15 +53,19 @@ class Effort:
 
 
 FULL = Effort(call_s=0.08, limit_s=0.3, points=100)
+"""Some minutes."""
+
 QUICK = Effort(call_s=0.03, limit_s=0.08, points=30)
+"""Under a minute."""
 
 
 def probed_scale(facts: Facts, effort: Effort) -> Scale:
     """Return the largest call to measure, from the rate of one product and the memory."""
     size = 8192 if facts.device == "cuda" else 512
     clock = clock_of(facts.device)
-    x = torch.ones(size, size, device=facts.device, dtype=DTYPES[facts.dtype])
-    timing = Timer(clock, limit_s=0.1, least=3).time([lambda: x @ x])
+    with _settings(facts):
+        x = torch.ones(size, size, device=facts.device, dtype=DTYPES[facts.dtype])
+        timing = Timer(clock, limit_s=0.2).time([lambda: x @ x])
     rate = 2.0 * size**3 / timing.p10_s
     element_bytes = torch.finfo(DTYPES[facts.dtype]).bits / 8
     elements = facts.memory_bytes / element_bytes / 32
@@ -140,7 +144,8 @@ def measure(
     Random(seed).shuffle(left)
     started, load, done = datetime.now(UTC), load_average(), 0
     try:
-        with _settings(facts, seed):
+        with _settings(facts):
+            torch.manual_seed(seed)
             bench = Bench(
                 facts.device,
                 DTYPES[facts.dtype],
@@ -176,11 +181,10 @@ def _rows(
 
 
 @contextmanager
-def _settings(facts: Facts, seed: int) -> Iterator[None]:
-    """Set threads and the seed of operands, and put back the threads."""
+def _settings(facts: Facts) -> Iterator[None]:
+    """Set the threads of the device, and put back those that there were."""
     before = torch.get_num_threads()
     torch.set_num_threads(facts.threads)
-    torch.manual_seed(seed)
     try:
         yield
     finally:

@@ -104,7 +104,8 @@ def collective(name: str, group: Any, size: int, volume: float, device: str) -> 
         case "all_reduce":
             return lambda: dist.all_reduce(whole, group=group)
         case "reduce_scatter":
-            return lambda: dist.reduce_scatter_tensor(own, whole, group=group)
+            scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            return lambda: scatter(own, whole, group=group)
         case "all_gather":
             return lambda: dist.all_gather_into_tensor(whole, own, group=group)
         case "all_to_all":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -66,7 +67,7 @@ def calibrate(
             seed=seed,
             progress=progress,
         )
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(_rows_table(found))
     if found.pack is not None:
         console.print(_fit_table(found))

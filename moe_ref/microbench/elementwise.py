@@ -19,8 +19,11 @@ __all__ = ["ELEMENTWISE"]
 WIDTH = 256
 """Elements of a row."""
 
-READS = {"copy": 1, "add": 2, "silu": 1, "gather": 1, "rms_norm": 1}
-"""Operands of each operation; all write one."""
+READS = {"copy": 1, "add": 2, "silu": 1, "gather": 1, "rms_norm": 1, "stream": 1}
+"""Operands of each operation; all write one, which is new but for ``stream``."""
+
+TOP_NEW = 1 << 22
+"""Elements that a CPU's allocator still hands out again; larger ones are cleared page by page."""
 
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
@@ -35,6 +38,7 @@ def _grid(scale: Scale, dtype: str) -> list[Point]:
         }
         for op, size in product(READS, powers(1 << 12, top, 8 if scale.points < 20 else 4))
         if scale.allows(1.0, (READS[op] + 1) * size)
+        and (scale.large or op == "stream" or size <= TOP_NEW)
     ]
     return thinned(points, max(scale.points, len(READS) * 3), "elementwise")
 
@@ -44,6 +48,9 @@ def _call(bench: Bench, op: str, rows: int, dtype: Any) -> Callable[[], object]:
     match op:
         case "copy":
             return x.clone
+        case "stream":
+            out = torch.empty_like(x)
+            return lambda: out.copy_(x)
         case "add":
             y = bench.random(rows, WIDTH, dtype=dtype)
             return lambda: x + y

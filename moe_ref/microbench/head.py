@@ -20,9 +20,9 @@ HEAD_OP, LOSS_OP = "lm_head_gemm", "cross_entropy"
 
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
-    tokens = (4096, 8192, 16384, 32768) if scale.large else (256, 1024, 2048, 8192)
+    tokens = (4096, 8192, 16384, 32768) if scale.large else (256, 512, 1024, 2048, 8192)
     widths = (2048, 4096, 6144) if scale.large else (128, 256, 512)
-    vocabularies = (32768, 131072) if scale.large else (256, 4096, 32768)
+    vocabularies = (32768, 131072) if scale.large else (256, 1024, 4096, 32768)
     points: list[Point] = []
     for t, width, vocabulary in product(tokens, widths, vocabularies):
         elements = 3 * volume((t, width), (width, vocabulary), (t, vocabulary))
@@ -30,9 +30,12 @@ def _grid(scale: Scale, dtype: str) -> list[Point]:
             continue
         sizes: Point = {"m_tokens": t, "hidden": width, "vocab_padded": vocabulary}
         points.append({"op": HEAD_OP, **sizes, "dtype": dtype})
-        if width == widths[0]:  # the loss does not see the width
-            points.append({"op": LOSS_OP, **sizes, "dtype": "fp32"})
-    return thinned(points, scale.points, "head")
+    chosen = thinned(points, scale.points, "head")
+    for t, vocabulary in product(tokens, vocabularies):
+        if scale.allows(1.0, 3 * volume((t, vocabulary))):
+            sizes = {"m_tokens": t, "hidden": widths[0], "vocab_padded": vocabulary}
+            chosen.append({"op": LOSS_OP, **sizes, "dtype": "fp32"})  # it does not see the width
+    return chosen
 
 
 def _head(bench: Bench, point: Point) -> tuple[list[Any], Callable[[], Any]]:

@@ -30,8 +30,7 @@ class Timing:
     repeats : int
         Calls that count, without the warm-up.
     disturbed : int
-        Calls beside them that do not, since the system took a core away in the middle; 0 where
-        so many were disturbed that all had to count.
+        Calls beside them that do not, since the system took a core away in the middle.
     """
 
     median_s: float
@@ -146,28 +145,34 @@ class Timer:
     def time(self, calls: Sequence[Call]) -> Timing:
         """Time equal calls in turn, each on operands of its own, as one.
 
-        Operands in turn keep a call from finding what it left in the nearest cache. A repeat in
-        which the system took a core away is set aside if enough others are left.
+        Operands in turn keep a call from finding what it left in the nearest cache. Repeats in
+        which the system took a core away more often than in others are set aside, where enough
+        are left.
         """
         for i in range(self.warmup):
             if self.clock.time(calls[i % len(calls)]) > 0.1 * self.limit_s:
                 break
         self.clock.wait()
-        clean: list[float] = []
-        disturbed: list[float] = []
+        samples: list[tuple[int, float]] = []
         spent = 0.0
-        while (made := len(clean) + len(disturbed)) < self.most:
-            if made >= self.least and spent >= self.limit_s:
-                break
-            if len(clean) >= self.least and _spread(clean) <= self.steady:
+        while (made := len(samples)) < self.most:
+            kept = self._calmest(samples)
+            if made >= self.least and (spent >= self.limit_s or _spread(kept) <= self.steady):
                 break
             before = self.clock.switches()
             seconds = self.clock.time(calls[made % len(calls)])
-            (clean if self.clock.switches() == before else disturbed).append(seconds)
+            samples.append((self.clock.switches() - before, seconds))
             spent += seconds
-        if len(clean) < self.least:
-            return Timing.of([*clean, *disturbed])
-        return Timing.of(clean, len(disturbed))
+        kept = self._calmest(samples)
+        return Timing.of(kept, len(samples) - len(kept))
+
+    def _calmest(self, samples: Sequence[tuple[int, float]]) -> list[float]:
+        """Return the repeats that were disturbed least often, `least` of them or more."""
+        counts = sorted(switches for switches, _ in samples)
+        if len(counts) <= self.least:
+            return [seconds for _, seconds in samples]
+        often = counts[self.least - 1]
+        return [seconds for switches, seconds in samples if switches <= often]
 
 
 def _spread(samples: Sequence[float]) -> float:

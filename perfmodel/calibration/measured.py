@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from perfmodel.calibration.fit import Datasheet, load_datasheet, shipped_datasheets
-from perfmodel.calibration.fit_elementwise import ELEMENTWISE
+from perfmodel.calibration.fit_elementwise import ELEMENTWISE, STREAM
 from perfmodel.calibration.fit_gemms import GEMM
 from perfmodel.calibration.machines import Datum, Device, Node, NumberFormat
 from perfmodel.calibration.records import FrozenRecord, Text
@@ -24,7 +24,7 @@ from perfmodel.sources import Source
 __all__ = ["Machine", "known_datasheet", "measured_datasheet", "write_datasheet"]
 
 LARGE_SHARE = 0.5
-"""Copies of at least this share of the largest one's bytes count as beyond the caches [-]."""
+"""Copies of at least this share of the largest one's bytes count as out of the caches [-]."""
 
 
 class Machine(FrozenRecord):
@@ -113,7 +113,7 @@ def _fastest_product(tables: Tables, dtype: str) -> Datum:
 
 def _fastest_copy(tables: Tables, dtype: str) -> Datum:
     element = FP32_BYTES if dtype == "fp32" else BF16_BYTES
-    table = tables.load(ELEMENTWISE).where(dtype=dtype, op="copy")
+    table = tables.load(ELEMENTWISE).where(dtype=dtype, op=STREAM)
     moved = element * (table["elements_read"] + table["elements_written"])
     rates = moved / (table["time_ms_med"] * 1e-3)
     rates = np.where(moved >= LARGE_SHARE * moved.max(), rates, 0.0)
