@@ -125,8 +125,8 @@ class Explanation(Frozen):
         The stage whose microbatches make the steady part.
     terms_s : dict
         ``host_dispatch`` (the host's launches and the wait for the slowest rank) or ``device``,
-        whichever sets the pace, ``all_to_all`` and the parts outside of the steady part. They add
-        up to the step time [s].
+        whichever sets the pace (both where the host computes), ``all_to_all`` and the parts
+        outside of the steady part. They add up to the step time [s].
     peak_time_s : float
         The step at the device's bf16 peak: model FLOPs of `step.mfu_convention` over the peak [s].
     device_time_s : float

@@ -13,6 +13,7 @@ from time import monotonic
 
 import torch
 
+from moe_ref.microbench.clocks import clock_of
 from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.family import Bench, Family
 from moe_ref.microbench.grids import Point, Scale
@@ -25,7 +26,7 @@ from moe_ref.microbench.machine import (
     run_record,
 )
 from moe_ref.microbench.store import RowFile
-from moe_ref.microbench.timing import Timer, clock_of
+from moe_ref.microbench.timing import Timer
 
 __all__ = ["Effort", "Progress", "measure", "probed_scale"]
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from moe_ref.microbench.campaign import FULL, probed_scale
+from moe_ref.microbench.clocks import Sample, clock_of
 from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.grids import Point
 from moe_ref.microbench.machine import (
@@ -35,7 +36,7 @@ from moe_ref.microbench.machine import (
     run_record,
 )
 from moe_ref.microbench.store import RowFile
-from moe_ref.microbench.timing import Timing, clock_of
+from moe_ref.microbench.timing import Timing
 from perfmodel.errors import PerfmodelError
 from perfmodel.kernels import FP32_BYTES
 
@@ -107,7 +108,8 @@ def collective(name: str, group: Any, size: int, volume: float, device: str) -> 
             scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
             return lambda: scatter(own, whole, group=group)
         case "all_gather":
-            return lambda: dist.all_gather_into_tensor(whole, own, group=group)
+            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            return lambda: gather(whole, own, group=group)
         case "all_to_all":
             out = torch.empty_like(whole)
             return lambda: dist.all_to_all_single(out, whole, group=group)
@@ -121,15 +123,15 @@ def timed(ranks: Ranks, call: Callable[[], Any]) -> Timing:
     for _ in range(3):
         call()
     dist.barrier()
-    estimate = torch.tensor([clock.time(call)], device=ranks.device)
+    estimate = torch.tensor([clock.time(call).seconds], device=ranks.device)
     dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
     repeats = int(min(MOST, max(LEAST, LIMIT_S / max(1e-9, float(estimate)))))
     times = torch.zeros(repeats, device=ranks.device, dtype=torch.float64)
     for i in range(repeats):
         dist.barrier()
-        times[i] = clock.time(call)
+        times[i] = clock.time(call).seconds
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return Timing.of(times.tolist())
+    return Timing.of([Sample(seconds, 0.0, 0) for seconds in times.tolist()])
 
 
 def points_of(ranks: Ranks, volumes: Sequence[float]) -> list[Point]:

@@ -121,11 +121,12 @@ def counts(*timings: Timing) -> dict[str, Cell]:
     """Return the columns of how many calls a row rests on, the fewest of several timings."""
     return {
         "repeats": min(each.repeats for each in timings),
-        "disturbed": max(each.disturbed for each in timings),
+        "set_aside": max(each.set_aside for each in timings),
+        "waited": round(max(each.waited for each in timings), 3),
     }
 
 
-COUNTS = ("repeats", "disturbed")
+COUNTS = ("repeats", "set_aside", "waited")
 
 
 def backward_calls(outputs: Sequence[Any], inputs: Sequence[Any]) -> Callable[[], object]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from resource import RUSAGE_SELF, getrusage
-from time import perf_counter
-from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Clock", "CpuClock", "CudaClock", "Timer", "Timing", "clock_of"]
+from moe_ref.microbench.clocks import Call, Clock, Sample
 
-Call = Callable[[], object]
+__all__ = ["Timer", "Timing"]
 
 _IQR_OF_NORMAL = 1.349  # interquartile range over standard deviation [-]
 _MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, sqrt(pi / 2) [-]
@@ -29,21 +26,28 @@ class Timing:
         Quantiles over the repeats [s].
     repeats : int
         Calls that count, without the warm-up.
-    disturbed : int
-        Calls beside them that do not, since the system took a core away in the middle.
+    set_aside : int
+        Calls beside them that do not: in them the system took a core away more often.
+    waited : float
+        Share of the time of those that count in which another process had the core; it is taken
+        off [-].
     """
 
     median_s: float
     p10_s: float
     p90_s: float
     repeats: int
-    disturbed: int = 0
+    set_aside: int = 0
+    waited: float = 0.0
 
     @classmethod
-    def of(cls, samples: Sequence[float], disturbed: int = 0) -> Timing:
-        """Return the quantiles of times of one call [s]."""
-        p10, median, p90 = np.quantile(np.asarray(samples), [0.1, 0.5, 0.9]).tolist()
-        return cls(median, p10, p90, len(samples), disturbed)
+    def of(cls, samples: Sequence[Sample], set_aside: int = 0) -> Timing:
+        """Return the quantiles of timed calls."""
+        seconds = np.array([sample.seconds for sample in samples])
+        p10, median, p90 = np.quantile(seconds, [0.1, 0.5, 0.9]).tolist()
+        waited = sum(sample.waited for sample in samples)
+        share = waited / max(float(seconds.sum()) + waited, 1e-12)
+        return cls(median, p10, p90, len(samples), set_aside, share)
 
     def per_call(self, calls: int) -> Timing:
         """Return the times of one of ``calls`` equal calls that were timed together."""
@@ -53,69 +57,6 @@ class Timing:
             p10_s=self.p10_s / calls,
             p90_s=self.p90_s / calls,
         )
-
-
-class Clock(Protocol):
-    """Times a call on a device."""
-
-    def time(self, call: Call) -> float:
-        """Return the time from the start of the call to the end of its work [s]."""
-
-    def wait(self) -> None:
-        """Return when the device has nothing left to do."""
-
-    def switches(self) -> int:
-        """Return a count that has grown if what was timed in between was disturbed."""
-
-
-class CpuClock:
-    """The caller computes: the time of the call is that of the work."""
-
-    def switches(self) -> int:
-        """Return how often the system has taken a core from one of the threads."""
-        return getrusage(RUSAGE_SELF).ru_nivcsw
-
-    def time(self, call: Call) -> float:
-        """Return the time of the call [s]."""
-        start = perf_counter()
-        call()
-        return perf_counter() - start
-
-    def wait(self) -> None:
-        """Nothing to wait for."""
-
-
-class CudaClock:
-    """Events around the call on its stream, read when the second has passed."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._cuda = torch.cuda
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def time(self, call: Call) -> float:
-        """Return the time between the events [s]."""
-        start, end = self._events
-        self._cuda.synchronize()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3
-
-    def wait(self) -> None:
-        """Return when the device has nothing left to do."""
-        self._cuda.synchronize()
-
-    def switches(self) -> int:
-        """Return 0: events are the device's own."""
-        return 0
-
-
-def clock_of(device: str) -> Clock:
-    """Return the clock of ``"cpu"`` or ``"cuda"``."""
-    return CudaClock() if device == "cuda" else CpuClock()
 
 
 @dataclass(frozen=True)
@@ -150,34 +91,32 @@ class Timer:
         are left.
         """
         for i in range(self.warmup):
-            if self.clock.time(calls[i % len(calls)]) > 0.1 * self.limit_s:
+            if self.clock.time(calls[i % len(calls)]).seconds > 0.1 * self.limit_s:
                 break
         self.clock.wait()
-        samples: list[tuple[int, float]] = []
+        samples: list[Sample] = []
         spent = 0.0
         while (made := len(samples)) < self.most:
-            kept = self._calmest(samples)
-            if made >= self.least and (spent >= self.limit_s or _spread(kept) <= self.steady):
+            if made >= self.least and (
+                spent >= self.limit_s or _spread(self._calmest(samples)) <= self.steady
+            ):
                 break
-            before = self.clock.switches()
-            seconds = self.clock.time(calls[made % len(calls)])
-            samples.append((self.clock.switches() - before, seconds))
-            spent += seconds
+            samples.append(self.clock.time(calls[made % len(calls)]))
+            spent += samples[-1].seconds + samples[-1].waited
         kept = self._calmest(samples)
         return Timing.of(kept, len(samples) - len(kept))
 
-    def _calmest(self, samples: Sequence[tuple[int, float]]) -> list[float]:
+    def _calmest(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the repeats that were disturbed least often, `least` of them or more."""
-        counts = sorted(switches for switches, _ in samples)
-        if len(counts) <= self.least:
-            return [seconds for _, seconds in samples]
-        often = counts[self.least - 1]
-        return [seconds for switches, seconds in samples if switches <= often]
+        counts = sorted(sample.disturbed for sample in samples)
+        often = counts[min(self.least, len(counts)) - 1]
+        return [sample for sample in samples if sample.disturbed <= often]
 
 
-def _spread(samples: Sequence[float]) -> float:
+def _spread(samples: Sequence[Sample]) -> float:
     """Return the standard error of the median over the median, from the middle half [-]."""
-    low, median, high = np.quantile(np.asarray(samples), [0.25, 0.5, 0.75]).tolist()
+    seconds = np.array([sample.seconds for sample in samples])
+    low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75]).tolist()
     if median <= 0.0:
         return inf
     deviation = (high - low) / _IQR_OF_NORMAL

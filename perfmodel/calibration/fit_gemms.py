@@ -19,6 +19,7 @@ from perfmodel.calibration.surface_fit import (
     EFFICIENCY,
     LAUNCH,
     Evidence,
+    efficiency_of,
     floor_of,
     isin,
     span,
@@ -67,7 +68,7 @@ class GemmFit:
         m, n, k = table["M"], table["N"], table["K"]
         bounds = {
             "launch_s": LAUNCH,
-            "flop_eff": EFFICIENCY,
+            "flop_eff": efficiency_of(device),
             "bw_eff": CPU_CACHED if device.blocking else EFFICIENCY,
             "k_half": Bound(200.0, 0.1, 1e4),
             "mn_half": Bound(1e5, 1.0, 1e8),
@@ -228,7 +229,7 @@ class GroupedFit:
         bounds = {
             "launch_s": Bound(1e-4, 1e-7, 1e-2),
             "launch_per_gemm_s": LAUNCH,
-            "flop_eff": EFFICIENCY,
+            "flop_eff": efficiency_of(device),
             "bw_eff": CPU_CACHED if device.blocking else CACHED,
         }
         fit = self._regression(balanced, device, bounds).solve()

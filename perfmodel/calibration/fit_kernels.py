@@ -19,11 +19,11 @@ from perfmodel.calibration.regression import (
 )
 from perfmodel.calibration.surface_fit import (
     CPU_CALL,
-    EFFICIENCY,
     JOIN,
     LAUNCH,
     Evidence,
     Range,
+    efficiency_of,
     floor_of,
     held_line,
     isin,
@@ -95,8 +95,8 @@ class AttentionFit:
         fit = Regression(
             {
                 "launch_s": Bound(2e-4, 1e-6, 1e-2),
-                "eff_d128": EFFICIENCY,
-                "eff_d64": EFFICIENCY,
+                "eff_d128": efficiency_of(device),
+                "eff_d64": efficiency_of(device),
                 "seq_half": Bound(500.0, 1.0, 1e5),
                 "wait_s": Bound(1e-4, 1e-7, 1e-2),
             },
@@ -141,8 +141,8 @@ class AttentionFit:
         fit = Regression(
             {
                 "fixed_s": CPU_CALL,
-                "eff_d128": EFFICIENCY,
-                "eff_d64": EFFICIENCY,
+                "eff_d128": efficiency_of(device),
+                "eff_d64": efficiency_of(device),
                 "seq_half": Bound(100.0, 0.1, 1e5),
             },
             lambda p: self._busy(device, AttentionSurface(launch_s=0.0, **p), table),
@@ -169,10 +169,10 @@ class HeadFit:
         table = tables.load(HEAD)
         head = table.where(op="lm_head_gemm", dtype=device.dtype)
         entropy = table.where(op="cross_entropy", dtype="fp32")
-        passes = Bound(8.0, 0.5, 200.0)
+        passes, share = Bound(8.0, 0.5, 200.0), efficiency_of(device)
         parts = {
-            "head forward": self._part(head, device, "forward_eff", "fwd_ms_p50", EFFICIENCY),
-            "head backward": self._part(head, device, "backward_eff", "bwd_ms_p50", EFFICIENCY),
+            "head forward": self._part(head, device, "forward_eff", "fwd_ms_p50", share),
+            "head backward": self._part(head, device, "backward_eff", "bwd_ms_p50", share),
             "loss forward": self._part(entropy, device, "ce_forward_passes", "fwd_ms_p50", passes),
             "loss backward": self._part(
                 entropy, device, "ce_backward_passes", "bwd_ms_p50", passes

@@ -22,6 +22,7 @@ BUSY = "gpu_active_us_per_kernel"
 
 LAUNCH = Bound(2e-5, 1e-7, 1e-2)
 EFFICIENCY = Bound(0.6, 0.02, 1.0)
+EFFICIENCY_SEEN = Bound(0.6, 0.02, 1.5)  # of the fastest product seen; the asymptote is above it
 CACHED = Bound(0.8, 0.02, 1.3)  # traffic is counted as if no cache helped; above 1 it did
 CPU_CALL = Bound(1e-5, 1e-7, 1e-2)  # of one call besides its work, on a CPU [s]
 CPU_CACHED = Bound(0.5, 0.01, 1.5)  # the same on a CPU, whose caches hold most operands
@@ -79,6 +80,11 @@ class Evidence:
             errors=errors,
             regimes=dict(regimes or {}),
         )
+
+
+def efficiency_of(device: Device) -> Bound:
+    """Return the bound of a fraction of the device's peak, a datasheet's or the fastest row's."""
+    return EFFICIENCY_SEEN if device.peak_flops.source is Source.MEASURED else EFFICIENCY
 
 
 def span(values: FloatArray) -> Range:
