@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -11,6 +11,9 @@ from typing import NamedTuple, Protocol
 __all__ = ["Call", "Clock", "CpuClock", "CudaClock", "Sample", "clock_of"]
 
 Call = Callable[[], object]
+
+NOTICED_S = 1e-5
+"""Wait for a core that counts as a disturbance [s]."""
 
 _TASKS = "/proc/self/task"
 
@@ -24,10 +27,10 @@ class Sample(NamedTuple):
 
 
 class Clock(Protocol):
-    """Times a call on a device."""
+    """Times calls on a device."""
 
-    def time(self, call: Call) -> Sample:
-        """Return the time from the start of the call to the end of its work."""
+    def time(self, calls: Sequence[Call]) -> list[Sample]:
+        """Return the time of each call, from its start to the end of its work."""
 
     def wait(self) -> None:
         """Return when the device has nothing left to do."""
@@ -37,19 +40,27 @@ class CpuClock:
     """The caller computes: the time of the call is that of the work.
 
     Where the system tells how long each thread was ready and had no core (Linux), the longest such
-    wait is taken off: it is time of other processes, and not of the machine.
+    wait is taken off a single call: it is time of other processes, and not of the machine. Of
+    several calls nobody knows which one it was; they count as disturbed.
     """
 
-    def time(self, call: Call) -> Sample:
-        """Return the time of the call."""
+    def time(self, calls: Sequence[Call]) -> list[Sample]:
+        """Return the time of each call."""
         switches, ready = getrusage(RUSAGE_SELF).ru_nivcsw, ready_s()
-        start = perf_counter()
-        call()
-        wall = perf_counter() - start
+        walls = []
+        for call in calls:
+            start = perf_counter()
+            call()
+            walls.append(perf_counter() - start)
         after = ready_s()
+        disturbed = getrusage(RUSAGE_SELF).ru_nivcsw - switches
         waits = [seconds - ready.get(task, 0.0) for task, seconds in after.items()]
-        waited = min(max(waits, default=0.0), wall)
-        return Sample(wall - waited, waited, getrusage(RUSAGE_SELF).ru_nivcsw - switches)
+        waited = max(waits, default=0.0)
+        if len(walls) > 1:
+            disturbed += waited > NOTICED_S
+            return [Sample(wall, 0.0, disturbed) for wall in walls]
+        waited = min(waited, walls[0])
+        return [Sample(walls[0] - waited, waited, disturbed)]
 
     def wait(self) -> None:
         """Nothing to wait for."""
@@ -64,15 +75,18 @@ class CudaClock:
         self._cuda = torch.cuda
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
-    def time(self, call: Call) -> Sample:
-        """Return the time between the events."""
+    def time(self, calls: Sequence[Call]) -> list[Sample]:
+        """Return the time between the events around each call."""
         start, end = self._events
-        self._cuda.synchronize()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return Sample(float(start.elapsed_time(end)) * 1e-3, 0.0, 0)
+        samples = []
+        for call in calls:
+            self._cuda.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            samples.append(Sample(float(start.elapsed_time(end)) * 1e-3, 0.0, 0))
+        return samples
 
     def wait(self) -> None:
         """Return when the device has nothing left to do."""

@@ -15,7 +15,7 @@ from moe_ref.microbench.timing import Timer, Timing
 
 __all__ = ["COUNTS", "Bench", "Family", "backward_calls", "counts", "quantiles"]
 
-POOL_ELEMENTS = 1 << 24
+POOL_ELEMENTS = 1 << 23
 """Numbers that operands are cut from [-]."""
 
 IN_TURN_ELEMENTS = 1 << 22
