@@ -178,7 +178,17 @@ def _rows(
     for family, point in left:
         if monotonic() >= deadline:
             return
-        yield family, {**point, **family.measure(bench, point)}
+        try:
+            values = family.measure(bench, point)
+        except torch.OutOfMemoryError:
+            continue  # the row is missing, and the count of rows says so
+        except RuntimeError as error:
+            what = ", ".join(f"{key} = {value}" for key, value in point.items())
+            words = " ".join(str(error).split()).rstrip(".")
+            raise CalibrationError(
+                f"{family.name} with {what} cannot be measured: {words}."
+            ) from error
+        yield family, {**point, **values}
 
 
 @contextmanager

@@ -123,13 +123,13 @@ def timed(ranks: Ranks, call: Callable[[], Any]) -> Timing:
     for _ in range(3):
         call()
     dist.barrier()
-    estimate = torch.tensor([clock.time(call).seconds], device=ranks.device)
+    estimate = torch.tensor([clock.time([call])[0].seconds], device=ranks.device)
     dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
     repeats = int(min(MOST, max(LEAST, LIMIT_S / max(1e-9, float(estimate)))))
     times = torch.zeros(repeats, device=ranks.device, dtype=torch.float64)
     for i in range(repeats):
         dist.barrier()
-        times[i] = clock.time(call).seconds
+        times[i] = clock.time([call])[0].seconds
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return Timing.of([Sample(seconds, 0.0, 0) for seconds in times.tolist()])
 

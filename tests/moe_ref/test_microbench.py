@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -40,12 +40,13 @@ class FakeClock:
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = list(samples)
-        self.calls = 0
+        self.batches: list[int] = []
 
-    def time(self, call: Call) -> Sample:
-        call()
-        self.calls += 1
-        return self.samples.pop(0) if len(self.samples) > 1 else self.samples[0]
+    def time(self, calls: Sequence[Call]) -> list[Sample]:
+        for call in calls:
+            call()
+        self.batches.append(len(calls))
+        return [self.samples.pop(0) if self.samples[1:] else self.samples[0] for _ in calls]
 
     def wait(self) -> None:
         pass
@@ -59,9 +60,9 @@ def steady(seconds: float, n: int = 1) -> list[Sample]:
 
 
 def test_warm_up_counts_for_nothing() -> None:
-    clock = FakeClock([*steady(9e-4, 3), *steady(1e-4)])
+    clock = FakeClock([*steady(9e-3, 3), *steady(1e-3)])
     timing = Timer(clock, limit_s=1.0, warmup=3).time([lambda: None])
-    assert timing == Timing(1e-4, 1e-4, 1e-4, 5)
+    assert timing == Timing(1e-3, 1e-3, 1e-3, 5)
 
 
 def test_a_steady_call_is_repeated_least_often() -> None:
@@ -100,9 +101,19 @@ def test_operands_come_in_turn() -> None:
 
 
 def test_the_clock_of_a_cpu_counts_no_less_than_nothing() -> None:
-    sample = CpuClock().time(lambda: sum(range(1000)))
-    assert sample.seconds >= 0.0
-    assert sample.waited >= 0.0
+    for n in (1, 3):
+        samples = CpuClock().time([lambda: sum(range(1000))] * n)
+        assert len(samples) == n
+        assert all(min(sample) >= 0 for sample in samples)
+
+
+def test_short_calls_are_looked_after_together() -> None:
+    clock = FakeClock(steady(1e-4))
+    Timer(clock, steady=-1.0, most=24, warmup=1).time([lambda: None])
+    assert clock.batches == [1, 10, 10, 4]
+    clock = FakeClock(steady(2e-3))
+    assert Timer(clock).time([lambda: None]).repeats == 5
+    assert set(clock.batches) == {1}
 
 
 # ---------------------------------------------------------------- rows that are kept
@@ -215,25 +226,17 @@ def facts() -> Facts:
     return facts_of("cpu", "fp32", 1)
 
 
-def counting(values: Iterator[float] | None = None, name: str = "fake") -> Family:
-    """Return a family of eight rows that measures nothing, and says in which order it was asked."""
-    asked: list[int] = []
-
-    def measured(bench: Bench, point: Point) -> dict[str, str | int | float]:
-        asked.append(int(point["n"]))
-        return {"ms": float(torch.get_num_threads())}
-
-    family = Family(
+def counting(name: str = "fake") -> Family:
+    """Return a family of eight rows that measures the threads in use."""
+    return Family(
         name=name,
         table=f"{name}.csv",
         keys=("n",),
         values=("ms",),
         grid=lambda scale, dtype: [{"n": n} for n in range(8)],
-        measure=measured,
+        measure=lambda bench, point: {"ms": float(torch.get_num_threads())},
         surfaces=(),
     )
-    object.__setattr__(family, "asked", asked)
-    return family
 
 
 class StopError(Exception):
@@ -289,6 +292,27 @@ def test_the_order_is_random_and_seeded(tmp_path: Path, facts: Facts) -> None:
     assert order("a", 1) == order("b", 1) != order("c", 2)
     families = order("d", 1)[:16]
     assert families != sorted(families)
+
+
+def test_a_row_that_does_not_fit_is_left_out(tmp_path: Path, facts: Facts) -> None:
+    def measured(bench: Bench, point: Point) -> dict[str, str | int | float]:
+        if point["n"] == 3:
+            raise torch.OutOfMemoryError
+        return {"ms": 1.0}
+
+    family = replace(counting(), measure=measured)
+    assert measure(tmp_path, facts, [family], scale=SCALE) == {"fake": (7, 8)}
+
+
+def test_a_row_that_fails_is_one_sentence(tmp_path: Path, facts: Facts) -> None:
+    def measured(bench: Bench, point: Point) -> dict[str, str | int | float]:
+        raise RuntimeError("no\nkernel.")
+
+    family = replace(counting(), measure=measured)
+    with pytest.raises(
+        CalibrationError, match=r"^fake with n = . cannot be measured: no kernel\.$"
+    ):
+        measure(tmp_path, facts, [family], scale=SCALE)
 
 
 def test_out_of_time_is_no_error(tmp_path: Path, facts: Facts) -> None:
