@@ -53,7 +53,7 @@ $(VENV)/.core: $(STAMPS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(STAMPS) | $(BIN)/python
-	$(PIP) install -c constraints.txt -e '.[test]'
+	$(PIP) install -c constraints.txt -e '.[test,torch]'
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.docs: $(STAMPS) | $(BIN)/python

@@ -25,6 +25,8 @@ from lawfit.ensemble import LawEnsemble
 from lawfit.expert_count_laws import ClarkLaw, LudziejewskiLaw
 from lawfit.fitting import fit
 from lawfit.general import GeneralLaw, PosynomialLaw, PowerTerm
+from lawfit.general_fit import fit_general
+from lawfit.general_result import GeneralFit
 from lawfit.goals import (
     ChoiceGoal,
     ChosenRun,
@@ -63,7 +65,8 @@ from lawfit.published import (
 from lawfit.published_runs import sample_runs
 from lawfit.reading import read_runs
 from lawfit.reconstruction import published_ensemble
-from lawfit.resampling import Bootstrap, CoefficientInterval, bootstrap
+from lawfit.refits import Bootstrap, CoefficientInterval
+from lawfit.resampling import bootstrap
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
 from lawfit.shapes import ShapeRange
@@ -109,6 +112,7 @@ __all__ = [
     "FitResult",
     "FloatArray",
     "GadreLaw",
+    "GeneralFit",
     "GeneralLaw",
     "Gradient",
     "Interval",
@@ -140,6 +144,7 @@ __all__ = [
     "ZhaoLaw",
     "bootstrap",
     "fit",
+    "fit_general",
     "held_out",
     "interval_coverage",
     "law_from_mapping",

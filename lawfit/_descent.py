@@ -23,12 +23,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lawfit._posynomial import Posynomial
 from lawfit._values import FloatArray
+
+if TYPE_CHECKING:
+    from lawfit._newton import Before, Limits
 
 GRADIENT = 1e-7
 """Largest relative projected gradient of a start that has converged; see `Found`."""
@@ -182,21 +185,44 @@ def descend(
     enough : float
         Objective at which a start stops where it is, and counts as not converged.
     warm : bool
-        The starts are near their optimum, so that none descends objectives of a larger half-width
-        first.
+        No start descends objectives of a larger half-width first, as for starts near their
+        optimum.
     workers : int or None
         Threads, or None for one each core; the ends do not depend on it.
     progress : callable, optional
         Called with the starts that have ended, and their number.
     """
-    from lawfit._newton import Before, Limits, descend_many, terms_of
+    from lawfit._newton import Before, Limits
+
+    limits = Limits(GRADIENT, DECREMENT, MOST_STEPS, float(enough))
+    loose = Limits(_LOOSE, DECREMENT, _STEPS_BEFORE, -1.0)
+    before = Before(0.0 if warm else _WIDE, _SHRINK, loose, _TRACE)
+    return _run(problem, starts, limits, before, workers, progress)
+
+
+def stationarity(problem: Problem, points: FloatArray) -> Found:
+    """Return of points where they are whether they count as converged by the rules of `descend`."""
+    from lawfit._newton import Before, Limits
+
+    # these limits are met at once, and nothing is a trace of a term
+    limits = Limits(np.inf, np.inf, 1, -1.0)
+    return _run(problem, points, limits, Before(0.0, _SHRINK, limits, 0.0), None, None)
+
+
+def _run(
+    problem: Problem,
+    starts: FloatArray,
+    limits: Limits,
+    before: Before,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> Found:
+    """Run the kernel on every start, batches of them in threads."""
+    from lawfit._newton import descend_many, terms_of  # numba takes a second to import
 
     points = np.ascontiguousarray(np.clip(starts, problem.lower, problem.upper), dtype=np.float64)
     ends = np.full((len(points), 3), np.inf)
     terms = terms_of(problem.form)
-    limits = Limits(GRADIENT, DECREMENT, MOST_STEPS, float(enough))
-    loose = Limits(_LOOSE, DECREMENT, _STEPS_BEFORE, -1.0)
-    before = Before(0.0 if warm else _WIDE, _SHRINK, loose, _TRACE)
 
     def some(part: slice) -> int:
         own = problem.at(part)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lawfit._descent import DECREMENT, GRADIENT, Found, Problem
+from lawfit._descent import Found, Problem, stationarity
 from lawfit._refit import AtOptimum, at_optimum, at_point
 from lawfit._values import FloatArray
 from lawfit.fitting import starting_points
@@ -46,7 +46,7 @@ def early_stops(problem: Problem, starts: FloatArray, progress: Progress | None)
 
     from lawfit._newton import derivatives, terms_of
 
-    points, value = starts.copy(), np.empty(len(starts))
+    points = starts.copy()
     terms, size = terms_of(problem.form), starts.shape[1]
     hessian, vectors = np.empty((size, size)), np.empty((3, size))
     with threadpool_limits(1, "blas"):  # its small products are 20 times slower in threads
@@ -60,27 +60,7 @@ def early_stops(problem: Problem, starts: FloatArray, progress: Progress | None)
 
             bounds = list(zip(one.lower[0], one.upper[0], strict=True))
             end = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)
-            points[i], value[i] = end.x, end.fun
+            points[i] = end.x
             if progress is not None:
                 progress(i + 1, len(starts))
-    gradient, decrement = stationarity(problem, points)
-    converged = (gradient <= GRADIENT) & (decrement <= DECREMENT)
-    return Found(points, value, gradient, converged)
-
-
-def stationarity(problem: Problem, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the relative projected gradient and the Newton decrement of points."""
-    found = problem.derivatives(points)
-    slope = found.gradient
-    held = (points <= problem.lower) & (slope >= 0.0)
-    held |= (points >= problem.upper) & (slope <= 0.0)
-    slope = np.where(held, 0.0, slope)
-    gradient = (np.abs(slope) / np.maximum(found.forces, 1e-300)).max(axis=1)
-    scale = np.sqrt(np.maximum(found.diagonal, 1e-300))
-    hessian = found.hessian / (scale[:, :, None] * scale[:, None, :])
-    free = ~held
-    hessian = np.where(free[:, :, None] & free[:, None, :], hessian, np.eye(points.shape[1]))
-    sizes, vectors = np.linalg.eigh(hessian)
-    along = np.einsum("spk,sp->sk", vectors, slope / scale)
-    left = 0.5 * (along * along / np.maximum(np.abs(sizes), 1e-13)).sum(axis=1)
-    return gradient, left / np.maximum(problem.value(points), 1e-300)
+    return stationarity(problem, points)

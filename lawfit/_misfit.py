@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -133,9 +134,14 @@ def _fixed_ratio(optimum: Optimum, runs: Runs) -> list[Remark]:
 
 def _condition(optimum: Optimum, runs: Runs) -> list[Remark]:
     size, direction = condition(optimum, runs.column("weight"))
+    return trading(optimum.form.names, size, direction)
+
+
+def trading(names: Sequence[str], size: float, direction: FloatArray) -> list[Remark]:
+    """Return what to say of a condition of the scaled information and its weakest direction."""
     if size < CONDITION:
         return []
-    names = [n for n, share in zip(optimum.form.names, direction, strict=True) if share >= _TRADES]
+    names = [n for n, share in zip(names, direction, strict=True) if share >= _TRADES]
     sentence = (
         f"The runs hardly tell some coefficients apart (condition {size:.2g} of the scaled "
         f"information, over {CONDITION:g}): {', '.join(names)} trade off against each other, and "
@@ -153,34 +159,57 @@ def condition(optimum: Optimum, weight: FloatArray) -> tuple[float, FloatArray]:
     direction = np.zeros(len(optimum.point))
     if not optimum.free.any():
         return 1.0, direction
-    slopes = optimum.slopes[:, optimum.free] * np.sqrt(weight)[:, None]
+    size, direction[optimum.free] = condition_of(optimum.slopes[:, optimum.free], weight)
+    return size, direction
+
+
+def condition_of(slopes: FloatArray, weight: FloatArray) -> tuple[float, FloatArray]:
+    """Return the same from the slopes of the free parameters, shape (runs, free)."""
+    slopes = slopes * np.sqrt(weight)[:, None]
     scale = np.sqrt((slopes * slopes).sum(axis=0))
     slopes = slopes / np.where(scale > 0.0, scale, 1.0)
     values, vectors = np.linalg.eigh(np.einsum("rp,rq->pq", slopes, slopes))
-    direction[optimum.free] = np.abs(vectors[:, 0])
-    return float(values[-1] / max(values[0], 1e-300)), direction
+    return float(values[-1] / max(values[0], 1e-300)), np.abs(vectors[:, 0])
 
 
 def _few(optimum: Optimum, runs: Runs) -> list[Remark]:
-    free = int(optimum.free.sum())
-    if len(runs) >= 3 * free:
+    return few(len(runs), int(optimum.free.sum()))
+
+
+def few(runs: int, free: int) -> list[Remark]:
+    """Return what to say of so many runs for so many coefficients."""
+    if runs >= 3 * free:
         return []
-    sentence = (
-        f"{len(runs)} runs fit {free} coefficients; fewer than three each leave little to test."
-    )
+    sentence = f"{runs} runs fit {free} coefficients; fewer than three each leave little to test."
     return [Remark(reason="too_few_runs", sentence=sentence)]
 
 
 def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Remark]:
+    slopes = optimum.slopes[:, optimum.free]
+    weight = runs.column("weight")
+    return lacking(slopes, optimum.residual, weight, runs.logs().variables, noise)
+
+
+def lacking(
+    slopes: FloatArray,
+    residual: FloatArray,
+    weight: FloatArray,
+    logs: FloatArray,
+    noise: float | None,
+) -> list[Remark]:
+    """Return what to say of residuals of shape (runs,) that chance does not explain.
+
+    ``slopes`` are those of the free parameters, (runs, free); ``logs`` the logarithms of the
+    variables, (variables, runs).
+    """
     from scipy.special import chdtrc, fdtrc
 
-    weight = runs.column("weight")
-    free = int(optimum.free.sum())
-    freedom = len(runs) - free
+    runs, free = slopes.shape
+    freedom = runs - free
     if freedom < 1 or free == 0:
         return []
     if noise is not None:
-        square = float((weight * optimum.residual**2).sum()) / noise**2
+        square = float((weight * residual**2).sum()) / noise**2
         if chdtrc(freedom, square) >= PROBABILITY:
             return []
         sentence = (
@@ -190,19 +219,18 @@ def _lack_of_fit(optimum: Optimum, runs: Runs, noise: float | None) -> list[Rema
         return [Remark(reason="lack_of_fit", sentence=sentence)]
     # without a known noise: do covariates, squares and products explain the residuals?
     # (Ramsey, J. R. Stat. Soc. B 31:350, 1969; residuals clipped so that no single run decides)
-    scale = robust_scale(optimum.residual)
+    scale = robust_scale(residual)
     if scale < 1e-12:
         return []
     root = np.sqrt(weight)
-    residual = root * np.clip(optimum.residual, -3.0 * scale, 3.0 * scale)
-    logs = runs.logs().variables
+    residual = root * np.clip(residual, -3.0 * scale, 3.0 * scale)
     moving = [x - x.mean() for x in logs if _count(x) > 1]
     extra = [root * x for x in moving]
     extra += [root * moving[i] * x for i in range(len(moving)) for x in moving[i:]]
-    first = optimum.slopes[:, optimum.free] * root[:, None]
+    first = slopes * root[:, None]
     before, rank = _rest(first, residual)
     after, more = _rest(np.column_stack([first, *extra]), residual)
-    freedom = len(runs) - more
+    freedom = runs - more
     if more == rank or freedom < 1:
         return []
     ratio = ((before - after) / (more - rank)) / max(after / freedom, 1e-300)
@@ -226,16 +254,23 @@ def _rest(columns: FloatArray, target: FloatArray) -> tuple[float, int]:
 
 
 def _outliers(optimum: Optimum, runs: Runs) -> list[Remark]:
-    sizes = np.abs(optimum.residual) * np.sqrt(runs.column("weight"))
+    return outlying(optimum.residual, runs.column("weight"), runs.id)
+
+
+def outlying(
+    residual: FloatArray, weight: FloatArray, names: Sequence[str], unit: str = "log L"
+) -> list[Remark]:
+    """Return what to say of residuals that lie far off all others."""
+    sizes = np.abs(residual) * np.sqrt(weight)
     scale = robust_scale(sizes)
     far = np.flatnonzero(sizes > OUTLIER * scale)
     if scale < 1e-12 or not far.size:
         return []
     far = far[np.argsort(-sizes[far], kind="stable")]
-    shown = ", ".join(f"{runs.id[k]} ({optimum.residual[k]:+.3g})" for k in far[:5])
+    shown = ", ".join(f"{names[k]} ({residual[k]:+.3g})" for k in far[:5])
     more = f" and {far.size - 5} more" if far.size > 5 else ""
     sentence = (
-        f"{far.size} of {len(runs)} runs lie more than {OUTLIER:g} robust standard deviations "
-        f"({scale:.3g} in log L) off: {shown}{more}; they stay in the fit."
+        f"{far.size} of {len(names)} runs lie more than {OUTLIER:g} robust standard deviations "
+        f"({scale:.3g} in {unit}) off: {shown}{more}; they stay in the fit."
     )
     return [Remark(reason="outliers", sentence=sentence)]

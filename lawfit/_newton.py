@@ -27,6 +27,12 @@ _LONGEST = 3.0
 _FLAT = 1e-13
 """Smallest curvature, in scaled coordinates, that a step divides by."""
 
+_ROUNDED = 4e-15
+"""Rounding of ``log L``: an objective cannot tell points apart that differ by less."""
+
+_STIFF = 1e12
+"""Largest damping: where no step of it gains, none does."""
+
 _SWEEPS = 30
 """Sweeps of Jacobi's method at most; it converges quadratically, in six or so."""
 
@@ -380,7 +386,9 @@ def _newton(
     slope, step, scale = np.empty(size), np.empty(size), np.empty(size)
     tried = np.empty((2, size))
     here, damping, gradient, decrement = 0.0, 1e-2, np.inf, np.inf
-    moved = True
+    moved, total = True, 0.0
+    for r in range(len(weight)):
+        total += weight[r]
     for _ in range(limits.steps):
         if moved:
             here = derivatives(terms, log_loss, weight, delta, rounding, point, hessian, vectors)
@@ -401,18 +409,19 @@ def _newton(
             other = value(terms, log_loss, weight, delta, tried[way])
             if other < there:
                 there, best = other, way
-        moved = there <= here * (1.0 + 1e-15)
-        if moved:
+        # Cauchy and Schwarz: of the sum of w |r|, what a rounding of every r moves the objective by
+        moved = there <= here + _ROUNDED * np.sqrt(2.0 * here * total)
+        factor = 5.0
+        if there < here:
             gain = (here - there) / max(hoped, 1e-300)
             factor = min(max(1.0 - (2.0 * gain - 1.0) ** 3, 0.2), 2.0)
+        elif damping >= _STIFF:
+            break
+        if moved:
             here = there
             for i in range(size):
                 point[i] = tried[best, i]
-        else:
-            if damping >= 1e12:
-                break
-            factor = 5.0
-        damping = min(max(damping * factor, 1e-15), 1e12)
+        damping = min(max(damping * factor, 1e-15), _STIFF)
     return here, gradient, decrement
 
 

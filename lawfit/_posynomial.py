@@ -18,13 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
 
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
+from lawfit.general import PosynomialLaw, PowerTerm
+
+TermLaw: TypeAlias = ScalingLaw | PosynomialLaw
+"""A law that lists its terms."""
 
 EXPONENT_LIMIT = 5.0
 """Largest size of an exponent that a fit looks at [-]."""
@@ -120,7 +124,7 @@ class Posynomial(NamedTuple):
 
 
 def posynomial(
-    law: ScalingLaw,
+    law: TermLaw,
     variables: FloatArray,
     log_loss: FloatArray,
     fixed: Mapping[str, float] | None = None,
@@ -130,10 +134,11 @@ def posynomial(
 
     Parameters
     ----------
-    law : ScalingLaw
+    law : ScalingLaw or PosynomialLaw
         Any law of the kind; its coefficients play no part.
-    variables : ndarray of shape (4, runs)
-        Logarithms of the variables of the runs, in the order of `Monomial.exponents`.
+    variables : ndarray of shape (variables, runs)
+        Logarithms of the variables of the runs, in the order of `Monomial.exponents`, or of the
+        `variables` of the law.
     log_loss : ndarray of shape (runs,)
         Of the runs.
     fixed : mapping, optional
@@ -157,7 +162,7 @@ def posynomial(
     none = _exponents(law, dict.fromkeys(exponents, 0.0))
     directions = np.array(
         [_exponents(law, dict.fromkeys(exponents, 0.0) | {name: 1.0}) - none for name in exponents]
-    )  # (exponents, terms, 4)
+    )  # (exponents, terms, variables)
     trial = {name: 0.3 + 0.1 * k for k, name in enumerate(exponents)}
     linear = np.einsum("f,ftv->tv", np.array(list(trial.values())), directions)
     if none.any() or not np.allclose(_exponents(law, trial), linear, rtol=1e-12, atol=1e-12):
@@ -196,20 +201,26 @@ def posynomial(
     return Posynomial(names, terms, design, centre, np.array(lower), np.array(upper), own)
 
 
-def _with(law: ScalingLaw, values: Mapping[str, float]) -> ScalingLaw:
+def _with(law: TermLaw, values: Mapping[str, float]) -> TermLaw:
     return law.model_copy(update=dict(values))
 
 
-def _exponents(law: ScalingLaw, values: Mapping[str, float]) -> FloatArray:
-    """Return the exponents of every term with fields of these values, shape (terms, 4)."""
-    return np.array([term.exponents for term in _with(law, values).terms], dtype=np.float64)
+def _exponents(law: TermLaw, values: Mapping[str, float]) -> FloatArray:
+    """Return the exponents of every term with fields of these values, shape (terms, variables)."""
+    rows = [
+        [term.exponents.get(name, 0.0) for name in law.variables]
+        if isinstance(term, PowerTerm)
+        else term.exponents
+        for term in _with(law, values).terms
+    ]
+    return np.array(rows, dtype=np.float64)
 
 
-def _moves(law: ScalingLaw, name: str) -> bool:
+def _moves(law: TermLaw, name: str) -> bool:
     return _with(law, {name: 0.7}).terms != _with(law, {name: 1.3}).terms
 
 
-def _prefactors(law: ScalingLaw, fields: list[str]) -> list[str]:
+def _prefactors(law: TermLaw, fields: list[str]) -> list[str]:
     """Return the field that is the coefficient of each term, in the order of the terms."""
     marks = {name: 2.0 + k for k, name in enumerate(fields)}
     by_value = {value: name for name, value in marks.items()}
@@ -222,7 +233,7 @@ def _prefactors(law: ScalingLaw, fields: list[str]) -> list[str]:
     return found
 
 
-def _accepts(law: ScalingLaw, name: str, value: float) -> bool:
+def _accepts(law: TermLaw, name: str, value: float) -> bool:
     try:
         type(law).model_validate({**law.model_dump(), name: value})
     except ValidationError:

@@ -28,7 +28,7 @@ class AtOptimum(NamedTuple):
     problem : Problem
         As it was fitted.
     point : ndarray of shape (parameters,)
-        The optimum.
+        The optimum, exactly at a bound where the fit is.
     free : ndarray of bool, shape (parameters,)
         What is neither fixed, nor at a bound, nor of a term that vanished.
     log_loss : ndarray of shape (runs,)
@@ -78,18 +78,21 @@ class AtOptimum(NamedTuple):
         """
         return self.residual / (1.0 - self.leverage())
 
+    def density(self) -> float:
+        """Return the mean of ``psi'`` over the runs, 1 for least squares [-]."""
+        ones = np.ones_like(self.residual)
+        return float(curvature(self.residual, ones, self.problem.delta).mean())
+
     def deviance_scale(self) -> float:
         r"""Return what turns twice a rise of the objective into a squared t.
 
-        ``sum w psi' / n`` over ``sum w^2 psi^2 / (n - p)``: for least squares one over the
-        residual variance. A likelihood ratio of an M-estimator, Ronchetti, Stat. Probab. Lett.
-        3:233 (1985).
+        ``sum psi' / n`` over ``sum w psi^2 / (n - p)``: for least squares one over the variance
+        of a run of weight 1. A likelihood ratio of an M-estimator: Schrader and Hettmansperger,
+        Biometrika 67:93 (1980).
         """
-        weight, delta = self.problem.weight[0], self.problem.delta
-        density = curvature(self.residual, weight, delta)
-        pull = weight * np.clip(self.residual, -delta, delta)
-        middle = float((pull * pull).sum()) / max(self.freedom, 1)
-        return float(density.mean()) / max(middle, 1e-300)
+        pull = np.clip(self.residual, -self.problem.delta, self.problem.delta)
+        middle = float((self.problem.weight[0] * pull * pull).sum()) / max(self.freedom, 1)
+        return self.density() / max(middle, 1e-300)
 
 
 def at_optimum(found: FitResult, origin: Collection[str] = ()) -> AtOptimum:
@@ -107,9 +110,13 @@ def at_optimum(found: FitResult, origin: Collection[str] = ()) -> AtOptimum:
     form = posynomial(found.law, logs.variables, logs.loss, fixed, origin)
     delta = math.inf if found.delta is None else found.delta
     problem = Problem.of(form, logs.loss, found.train.column("weight"), delta)
-    return at_point(
-        problem, form.point({name: each.value for name, each in found.coefficients.items()})
-    )
+    point = form.point({name: each.value for name, each in found.coefficients.items()})
+    bounds = {"lower": form.lower, "upper": form.upper}
+    for k, name in enumerate(form.names):
+        side = found.coefficients[name].at_bound
+        if side is not None and name not in origin:
+            point[k] = bounds[side][k]  # the way through the units of the law rounds
+    return at_point(problem, point)
 
 
 def at_point(problem: Problem, point: FloatArray) -> AtOptimum:

@@ -82,6 +82,21 @@ def positive(name: str, value: Quantity) -> float | FloatArray:
     return number
 
 
+def finite(name: str, value: Quantity) -> float | FloatArray:
+    """Return `value` as float or float array, all of it finite.
+
+    Raises
+    ------
+    LawError
+        If it is not.
+    """
+    number = _as_float(name, value)
+    bad = ~np.isfinite(number)
+    if np.any(bad):
+        raise LawError(f"{name} is {_first(number, bad):g}, but this law needs a finite number.")
+    return number
+
+
 def check_shapes(**named: float | FloatArray) -> None:
     """Check that the named values broadcast against each other.
 

@@ -8,18 +8,20 @@ simulates runs of a known law at the design of a table, fits each set, and count
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from lawfit._intervals import checked_level, student
 from lawfit._refit import at_optimum
 from lawfit._values import LawError
 from lawfit.fitting import fit
 from lawfit.laws import AnyLaw
 from lawfit.profiling import profile_statistic
-from lawfit.resampling import Bootstrap, bootstrap
+from lawfit.refits import LEAST_REFITS, Bootstrap
+from lawfit.resampling import bootstrap
 from lawfit.result import FitResult
 from lawfit.runs import Runs
 
@@ -144,13 +146,18 @@ def interval_coverage(
     sets: int = 200,
     draws: int = 200,
     level: float = 0.95,
-    methods: tuple[Method, ...] = ("percentile", "bca", "profile"),
+    methods: Sequence[Method] = ("percentile", "bca", "profile"),
     starts: int = 10,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    **fit_options: Any,
+    objective: Literal["huber", "least_squares"] = "huber",
+    delta: float = 1e-3,
+    holdout: str | Sequence[str] | None = None,
+    fixed: Mapping[str, float] | None = None,
 ) -> Coverage:
     """Simulate how often intervals hold the truth.
+
+    A set of which a method has no interval counts as one whose interval misses.
 
     Parameters
     ----------
@@ -164,52 +171,63 @@ def interval_coverage(
         Sets of runs, and bootstrap refits of each, at least 1 and 20.
     level : float
         Nominal, between 0 and 1.
-    methods : tuple of str
-        Of "percentile" and "bca" (wild bootstrap), "profile", "covariance" (normal, from the
-        sandwich) and "early_stop" (mode "paper" of `bootstrap`, percentiles).
+    methods : sequence of str
+        Of "percentile" and "bca" (wild bootstrap; BCa where it exists, else percentiles),
+        "profile" (whether the statistic at the truth is within the threshold), "covariance"
+        (Student's t times the standard error of the sandwich, of the logarithm for a prefactor)
+        and "early_stop" (mode "paper" of `bootstrap`, percentiles).
     starts : int
         Random starts of each fit, besides the truth.
     seed : int
         Of the first set.
     progress : callable, optional
         Called with the sets that are done, and their number.
-    **fit_options
-        Of `fit`, such as ``holdout`` and ``objective``.
+    objective, delta, holdout, fixed
+        As for `fit`.
 
     Raises
     ------
     LawError
         An argument is illegal.
     """
+    level = checked_level(level)
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise LawError(f"methods is {methods!r}, but may hold only {', '.join(METHODS)}.")
-    if sets < 1:
-        raise LawError(f"sets is {sets}, but must be at least 1; the nearest is 1.")
+    for name, value, least in (("sets", sets, 1), ("draws", draws, 20)):
+        if value < least:
+            raise LawError(
+                f"{name} is {value}, but must be at least {least}; the nearest is {least}."
+            )
     if not (math.isfinite(noise) and noise > 0.0):
         raise LawError(f"noise is {noise:g}, but must be a finite number above 0, such as 0.003.")
-    covered: dict[tuple[Method, str], list[bool]] = {}
+    inside: dict[tuple[Method, str], list[bool]] = {}
     widths: dict[tuple[Method, str], list[float]] = {}
     failed = lost = 0
     for k in range(sets):
-        table = simulated_runs(law, runs, noise, seed + k)
-        found = fit(law, table, starts=starts, rng=seed + k, **fit_options)
+        found = fit(
+            law,
+            simulated_runs(law, runs, noise, seed + k),
+            objective=objective,
+            delta=delta,
+            starts=starts,
+            holdout=holdout,
+            fixed=fixed,
+            rng=seed + k,
+        )
         failed += not found.converged
-        ways: dict[Method, Bootstrap] = {}
-        if "percentile" in methods or "bca" in methods:
-            ways["percentile"] = bootstrap(found, draws=draws, seed=seed + k)
-            lost += ways["percentile"].not_converged
-        if "early_stop" in methods:
-            ways["early_stop"] = bootstrap(found, draws=draws, seed=seed + k, mode="paper")
+        refits = _refits(found, methods, draws, seed + k)
+        lost += refits["percentile"].not_converged if "percentile" in refits else 0
         for method in methods:
-            for name, (inside, width) in _intervals(found, law, method, ways, level).items():
-                covered.setdefault((method, name), []).append(inside)
+            for name in [name for name, each in found.coefficients.items() if not each.fixed]:
+                hit, width = _holds(found, refits, name, method, level, float(getattr(law, name)))
+                inside.setdefault((method, name), []).append(hit)
                 if width is not None:
                     widths.setdefault((method, name), []).append(width)
         if progress is not None:
             progress(k + 1, sets)
     return Coverage(
-        rows=tuple(_row(*key, hits, widths.get(key)) for key, hits in covered.items()),
+        rows=tuple(_row(*key, hits, widths.get(key)) for key, hits in inside.items()),
         level=level,
         sets=sets,
         draws=draws,
@@ -220,55 +238,59 @@ def interval_coverage(
     )
 
 
-def _intervals(
+def _refits(
+    found: FitResult, methods: Sequence[Method], draws: int, seed: int
+) -> dict[Method, Bootstrap]:
+    """Return the refits that each method takes its percentiles of."""
+    refits: dict[Method, Bootstrap] = {}
+    if "percentile" in methods or "bca" in methods:
+        refits["percentile"] = refits["bca"] = bootstrap(found, draws=draws, seed=seed)
+    if "early_stop" in methods:
+        refits["early_stop"] = bootstrap(found, draws=draws, seed=seed, mode="paper")
+    return refits
+
+
+def _holds(
     found: FitResult,
-    law: AnyLaw,
-    method: Method,
-    ways: dict[Method, Bootstrap],
-    level: float,
-) -> dict[str, tuple[bool, float | None]]:
-    """Return of each free coefficient whether its interval holds the truth, and its width."""
-    from scipy.special import stdtrit
-
-    form = at_optimum(found).form
-    prefactors = form.names[: form.terms]
-    threshold = float(stdtrit(found.n_train - len(found.coefficients), 0.5 + 0.5 * level))
-    result: dict[str, tuple[bool, float | None]] = {}
-    for name, each in found.coefficients.items():
-        truth = float(getattr(law, name))
-        if each.fixed:
-            continue
-        if method == "profile":
-            result[name] = abs(profile_statistic(found, name, truth)) <= threshold, None
-            continue
-        low, high = _ends(found, name, method, ways, level, threshold)
-        width = math.log(high / max(low, 1e-300)) if name in prefactors else high - low
-        result[name] = low <= truth <= high, width
-    return result
-
-
-def _ends(
-    found: FitResult,
+    refits: Mapping[Method, Bootstrap],
     name: str,
     method: Method,
-    ways: dict[Method, Bootstrap],
     level: float,
-    threshold: float,
-) -> tuple[float, float]:
-    if method != "covariance":
-        way = ways["early_stop" if method == "early_stop" else "percentile"]
-        interval = way.interval(
-            name, level=level, method="bca" if method == "bca" else "percentile"
-        )
-        return interval.low, interval.high
-    value = found.coefficients[name].value
-    for key, log in ((f"log {name}", True), (name, False)):
-        if found.covariance is not None and key in found.covariance.names:
-            reach = threshold * found.covariance.std_error(key)
-            if log:
-                return value * math.exp(-reach), value * math.exp(min(reach, 700.0))
-            return value - reach, value + reach
-    return value, value  # at a bound: no spread at all
+    truth: float,
+) -> tuple[bool, float | None]:
+    """Return whether an interval holds the truth, and its width."""
+    if method == "profile":
+        threshold = student(at_optimum(found).freedom, level)
+        return abs(profile_statistic(found, name, truth)) <= threshold, None
+    if method == "covariance":
+        ends = _wald(found, name, level)
+    elif len(refits[method]) < LEAST_REFITS:
+        ends = None
+    else:
+        way: Literal["percentile", "bca"] = "bca" if method == "bca" else "percentile"
+        interval = refits[method].interval(name, level=level, method=way)
+        ends = interval.low, interval.high
+    if ends is None:
+        return False, None
+    low, high = ends
+    log = list(found.coefficients).index(name) < len(found.law.terms)
+    width = math.log(high / max(low, 1e-300)) if log else high - low
+    return low <= truth <= high, width
+
+
+def _wald(found: FitResult, name: str, level: float) -> tuple[float, float] | None:
+    """Return the interval of a standard error, None where there is none."""
+    value, covariance = found.coefficients[name].value, found.covariance
+    if covariance is None:
+        return None
+    threshold = student(at_optimum(found).freedom, level)
+    if name in covariance.names:
+        reach = threshold * covariance.std_error(name)
+        return value - reach, value + reach
+    if f"log {name}" in covariance.names:
+        reach = threshold * covariance.std_error(f"log {name}")
+        return value * math.exp(-reach), value * math.exp(min(reach, 700.0))
+    return None
 
 
 def _row(method: Method, name: str, hits: list[bool], widths: list[float] | None) -> CoverageRow:

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+from lawfit._covariance import sandwich
 from lawfit._descent import GRADIENT, Found, Problem, descend
-from lawfit._misfit import Optimum, curvature, remarks
+from lawfit._misfit import Optimum, remarks
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
@@ -34,9 +35,6 @@ AGREEMENT = 1e-6
 
 _AGREE_LEAST, _AGREE_SHARE = 2, 0.05
 """Starts that must agree, at least, and as a share of all."""
-
-_SINGULAR = 1e13
-"""Condition of the scaled information from which there is no covariance."""
 
 
 def fit(
@@ -96,7 +94,7 @@ def fit(
     LawError
         An argument is illegal, or fewer runs are left than the law has coefficients.
     """
-    width = _width(objective, delta)
+    width = width_of(objective, delta)
     if noise is not None and not (math.isfinite(noise) and noise > 0):
         raise LawError(f"noise is {noise:g}, but must be a finite number above 0, such as 0.003.")
     dropped, outlier_rule = _dropped(runs, outliers)
@@ -131,6 +129,11 @@ def fit(
         outlier_rule=outlier_rule,
         remarks_of_table=runs.remarks,
     )
+
+
+def starts_needed(starts: int) -> int:
+    """Return how many of the starts must agree before the best counts as the optimum."""
+    return max(_AGREE_LEAST, math.ceil(_AGREE_SHARE * starts))
 
 
 def _check_levels(form: Posynomial) -> None:
@@ -181,7 +184,7 @@ def _result(
     margin = AGREEMENT * found.value[best] + problem.rounding[0]
     agree = int((found.converged & (found.value <= found.value[best] + margin)).sum())
     starts = len(found.value)
-    needed = max(_AGREE_LEAST, math.ceil(_AGREE_SHARE * starts))
+    needed = starts_needed(starts)
     warnings = [*remarks_of_table]
     if not found.converged[best]:
         sentence = (
@@ -269,27 +272,11 @@ def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "uppe
 
 
 def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
-    r"""Return the sandwich of M-estimation (Huber, Proc. 5th Berkeley Symp. 1:221, 1967).
-
-    ``H^-1 V H^-1`` with ``V = sum w^2 psi^2 m m' n / (n - p)`` and ``H = sum w psi' m m'``, of
-    which ``psi'`` is that of `curvature`.
-    """
-    form, free, weight = optimum.form, optimum.free, problem.weight[0]
-    rows, size = len(optimum.residual), int(free.sum())
-    slopes = optimum.slopes[:, free]
-    scale = np.sqrt((weight[:, None] * slopes * slopes).sum(axis=0))
-    if rows <= size or size == 0 or not (scale > 0.0).all():
+    """Return the sandwich of the free coefficients; prefactors by their logarithms."""
+    form, free = optimum.form, optimum.free
+    found = sandwich(optimum.slopes[:, free], optimum.residual, problem.weight[0], problem.delta)
+    if found is None:
         return None
-    slopes = slopes / scale
-    density = curvature(optimum.residual, weight, problem.delta)
-    information = np.einsum("r,rp,rq->pq", density, slopes, slopes)
-    values, vectors = np.linalg.eigh(information)
-    if values[0] * _SINGULAR < values[-1]:
-        return None
-    inverse = (vectors / values) @ vectors.T
-    pull = weight * np.clip(optimum.residual, -problem.delta, problem.delta)
-    middle = np.einsum("r,rp,rq->pq", pull * pull, slopes, slopes) * rows / (rows - size)
-    found = inverse @ middle @ inverse / np.outer(scale, scale)
     raw = form.raw_map()[:, free]
     raw = raw @ found @ raw.T
     # a held parameter has no variance of its own, and what the others lend its prefactor is theirs
@@ -328,7 +315,8 @@ def _range(runs: Runs) -> ValidRange:
     )
 
 
-def _width(objective: str, delta: float) -> float:
+def width_of(objective: str, delta: float) -> float:
+    """Return the half-width of the loss function, inf for least squares, checked."""
     if objective == "least_squares":
         return math.inf
     if objective != "huber":

@@ -41,7 +41,7 @@ from typing import ClassVar, Literal, NamedTuple, TypeAlias, overload
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from lawfit._values import FloatArray, LawError, Quantity, check_shapes, plain, positive
+from lawfit._values import FloatArray, LawError, Quantity, check_shapes, finite, plain, positive
 
 Number: TypeAlias = float | FloatArray
 Point: TypeAlias = Mapping[str, Number]
@@ -69,7 +69,7 @@ class GeneralLaw(BaseModel):
     """A law of the loss in the variables that it was defined in.
 
     Floats give floats; arrays broadcast, and give arrays. Variables are given by name, all of
-    them, and each must be finite and above 0.
+    them, and each must be finite and above 0, unless `limits` says otherwise.
 
     A subclass sets the four class attributes, and defines `value_at` and `slopes_at`.
 
@@ -82,7 +82,9 @@ class GeneralLaw(BaseModel):
     convexity
         Where the law is convex, as far as that is proved.
     limits
-        Smallest and largest legal value of a variable, where they are not 0 and infinity.
+        Smallest and largest legal value of a variable, where they are not 0 and infinity. Where
+        the smallest is below 0 the variable may be 0 or negative; `slopes_at` is then for the law
+        to define.
     basis
         How the numbers arise: always "FITTED".
     source
@@ -167,7 +169,8 @@ class GeneralLaw(BaseModel):
         if unknown or missing:
             what = f"{unknown[0]!r} is unknown" if unknown else f"{missing[0]!r} is missing"
             raise LawError(f"the variable {what}, but this law takes {', '.join(names)} by name.")
-        at = {name: positive(name, point[name]) for name in names}
+        signed = [name for name in names if self.limits.get(name, (0.0, math.inf))[0] < 0.0]
+        at = {name: (finite if name in signed else positive)(name, point[name]) for name in names}
         check_shapes(**at)
         for name, value in at.items():
             low, high = self.limits.get(name, (0.0, math.inf))
@@ -215,7 +218,7 @@ class PosynomialLaw(GeneralLaw):
     def _values(self, at: Point) -> list[tuple[PowerTerm, Number]]:
         found: list[tuple[PowerTerm, Number]] = []
         for term in self.terms:
-            if not (math.isfinite(term.coefficient) and term.coefficient >= 0.0):
+            if not (np.isfinite(term.coefficient) & (np.real(term.coefficient) >= 0.0)).all():
                 raise LawError(
                     f"the coefficient of the term {term.name!r} is {term.coefficient:g}, but a "
                     "posynomial needs a finite one of at least 0; the nearest legal value is 0."
@@ -225,7 +228,7 @@ class PosynomialLaw(GeneralLaw):
                     f"the term {term.name!r} has an exponent of {strange[0]!r}, but the variables "
                     f"of this law are {', '.join(self.variables)}."
                 )
-            if wild := [p for p in term.exponents.values() if not math.isfinite(p)]:
+            if wild := [p for p in term.exponents.values() if not np.isfinite(p).all()]:
                 raise LawError(
                     f"the term {term.name!r} has the exponent {wild[0]:g}, but an exponent must "
                     "be a finite number; the nearest legal value in use is 0."

@@ -2,7 +2,8 @@
 
 A fit may be as good as the optimum at coefficients that are far from it. The scan descends from
 random starts and stops each as soon as its objective is within a hundredth of the least: where
-the descents enter that region shows how far it reaches, coefficient by coefficient.
+the descents enter that region shows how far it reaches, coefficient by coefficient. They may all
+enter at one side, so a small spread alone does not make a coefficient identified.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class RidgeRow(BaseModel):
     value : float
         Of the fit, in the units of the law.
     spread : float
-        Largest less smallest over the restarts within reach, over the size of `value` [-].
+        Largest less smallest over the restarts within reach, over the size of `value` [-]; an
+        exponent near 0 is a ridge by this measure, however well it is known.
     half_width : float or None
         1.96 standard errors over the size of `value` (of a prefactor: of its logarithm) [-]; None
         where the fit has no covariance for it.
@@ -129,7 +131,8 @@ def ridge_scan(
     middle = float(np.median(problem.log_loss))
     points = starting_points(form, middle, starts, np.random.default_rng(seed))
     reach = found.objective * (1.0 + WITHIN) + float(problem.rounding[0])
-    ended = descend(problem, points, enough=reach, progress=progress)
+    # no wider objective first: its optimum is one place, from which all would enter at one side
+    ended = descend(problem, points, enough=reach, warm=True, progress=progress)
     near = ended.points[ended.value <= reach]
     if len(near) < 2:
         raise LawError(
@@ -137,25 +140,26 @@ def ridge_scan(
             "spread needs two; ask for more starts."
         )
     raw = np.array([list(form.raw(point).values()) for point in near])
-    rows = []
-    for k, name in enumerate(form.names):
-        coefficient = found.coefficients[name]
-        if coefficient.fixed:
-            continue
-        size = max(abs(coefficient.value), 1e-300)
-        spread = float(np.ptp(raw[:, k])) / size
-        width = _half_width(found, name, size)
-        clear = coefficient.at_bound is None and width is not None and width <= HALF_WIDTH
-        rows.append(
-            RidgeRow(
-                name=name,
-                value=coefficient.value,
-                spread=spread,
-                half_width=width,
-                identified=bool(clear and spread <= SPREAD),
-            )
-        )
+    rows = [
+        _row(found, name, float(spread))
+        for name, spread in zip(form.names, np.ptp(raw, axis=0), strict=True)
+        if not found.coefficients[name].fixed
+    ]
     return RidgeScan(rows=tuple(rows), starts=starts, within=len(near), rule=RULE, seed=seed)
+
+
+def _row(found: FitResult, name: str, spread: float) -> RidgeRow:
+    coefficient = found.coefficients[name]
+    size = max(abs(coefficient.value), 1e-300)
+    width = _half_width(found, name, size)
+    clear = coefficient.at_bound is None and width is not None and width <= HALF_WIDTH
+    return RidgeRow(
+        name=name,
+        value=coefficient.value,
+        spread=spread / size,
+        half_width=width,
+        identified=clear and spread / size <= SPREAD,
+    )
 
 
 def _half_width(found: FitResult, name: str, size: float) -> float | None:

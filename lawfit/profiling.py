@@ -10,13 +10,14 @@ Watts, Nonlinear Regression Analysis, 1988, section 6.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from lawfit._descent import descend
-from lawfit._refit import AtOptimum, at_optimum
+from lawfit._intervals import checked_level, student
+from lawfit._refit import AtOptimum, BoolArray, at_optimum
 from lawfit._values import FloatArray, LawError
 from lawfit.result import FitResult
 from lawfit.runs import Remark
@@ -26,11 +27,20 @@ __all__ = ["ProfileCurve", "profile", "profile_statistic"]
 _REACH = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0)
 """Where a side is looked at first, in standard errors."""
 
-_ROUNDS = 4
-"""Rounds that close in on an end, each between the two nearest points."""
+_CLOSE = 1e-3
+"""Difference of the statistic between the two points around an end, below which it is a line."""
+
+_ROUNDS = 12
+"""Rounds, at most, that close in on an end, each between the two nearest points."""
 
 _MARGIN = 1.3
 """The curve goes on beyond the ends, by this factor of the interval."""
+
+_FLAT = 0.99
+"""Share of the last statistic on an open side at which its curve may end."""
+
+_LOWER = 1e-3
+"""Squared t by which a fit must be lower than the optimum to be named."""
 
 
 class ProfileCurve(BaseModel):
@@ -45,17 +55,18 @@ class ProfileCurve(BaseModel):
     values : tuple of float
         Where it was held, rising.
     statistic : tuple of float
-        Signed t there [-]; the squares of a straight line are a parabola.
+        Signed t there [-]: a straight line where the coefficient acts as in a linear model.
     threshold : float
         Size of t at the ends of the interval.
     low, high : float or None
-        Ends; None where the statistic stays below the threshold up to the bound of the fit, so
-        that the runs set no such end.
+        Ends of the region around the estimate in which the statistic stays within the threshold;
+        None where it does so up to the bound of the fit, so that the runs set no such end.
     level : float
         Nominal coverage [-].
     remarks : tuple of Remark
-        ``open``: no end on a side. ``not_converged``: fits on the curve that did not converge.
-        ``lower_elsewhere``: a lower objective than that of the fit.
+        ``open``: no end on a side. ``not_converged``: of values of the curve no fit converged, so
+        that the statistic may be too large there. ``lower_elsewhere``: a lower objective than that
+        of the fit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,6 +84,26 @@ class ProfileCurve(BaseModel):
     remarks: tuple[Remark, ...]
 
 
+class _Ends(NamedTuple):
+    """Fits with the coefficient held at some values, outwards on one side.
+
+    ``size`` is that of t; with the points of the fits, and whether they converged.
+    """
+
+    size: FloatArray
+    points: FloatArray
+    converged: BoolArray
+
+    def or_lower(self, other: _Ends) -> _Ends:
+        """Return of each value the lower of two fits."""
+        lower = other.size < self.size
+        return _Ends(
+            np.where(lower, other.size, self.size),
+            np.where(lower[:, None], other.points, self.points),
+            np.where(lower, other.converged, self.converged),
+        )
+
+
 class _Held:
     """Fits with one coefficient held; its logarithm, if it is a prefactor."""
 
@@ -83,18 +114,19 @@ class _Held:
             raise LawError(f"name is {name!r}, but the coefficients are {known}.")
         if coefficient.fixed:
             raise LawError(f"name is {name!r}, but the fit held it fixed, so it has no profile.")
-        names = at_optimum(found).form.names
-        log = names.index(name) < at_optimum(found).form.terms
-        self.fit: AtOptimum = at_optimum(found, [name] if log else [])
-        self.log = log
-        self.at = names.index(name)
+        centred = at_optimum(found)
+        self.name = name
+        self.at = centred.form.names.index(name)
+        self.log = self.at < centred.form.terms
+        self.fit: AtOptimum = at_optimum(found, [name]) if self.log else centred
+        self.centre = float(self.fit.point[self.at])
         self.least = float(self.fit.problem.value(self.fit.point[None])[0])
-        self.scale = self.fit.deviance_scale()
+        self.scale, self.freedom = centred.deviance_scale(), centred.freedom
         self.not_converged = 0
         self.lowest = 0.0
 
-    def statistic(self, values: FloatArray, starts: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return signed t and the points, from starts of shape (values, parameters)."""
+    def ends(self, values: FloatArray, starts: FloatArray) -> _Ends:
+        """Fit with the coefficient at each value, from starts of shape (values, parameters)."""
         starts = starts.copy()
         starts[:, self.at] = values
         problem = self.fit.problem
@@ -102,28 +134,63 @@ class _Held:
         upper = np.repeat(problem.upper, len(values), axis=0)
         lower[:, self.at] = upper[:, self.at] = values
         found = descend(problem._replace(lower=lower, upper=upper), starts, warm=True)
-        self.not_converged += int((~found.converged).sum())
         rise = 2.0 * (found.value - self.least) * self.scale
         self.lowest = min(self.lowest, float(rise.min()))
-        size = np.sqrt(np.maximum(rise, 0.0))
-        return np.sign(values - self.fit.point[self.at]) * size, found.points
+        return _Ends(np.sqrt(np.maximum(rise, 0.0)), found.points, found.converged)
+
+    def from_optimum(self, values: FloatArray) -> _Ends:
+        """Fit from the optimum and from where a first-order step of the others leads."""
+        at = np.repeat(self.fit.point[None], len(values), axis=0)
+        return self.ends(values, at).or_lower(self.ends(values, self._shifted(values)))
+
+    def outwards(self, values: FloatArray) -> FloatArray:
+        """Return the size of t at values that lead away from the optimum.
+
+        All are fitted from the optimum, and then each from where its inner neighbour ended.
+        """
+        first = self.from_optimum(values)
+        inner = np.concatenate([self.fit.point[None], first.points[:-1]])
+        found = first.or_lower(self.ends(values, inner))
+        self.not_converged += int((~found.converged).sum())
+        return found.size
 
     def error(self) -> float:
         """Return a first guess of the standard error, from the curvature."""
-        columns = self.fit.slopes * np.sqrt(self.fit.problem.weight[0])[:, None]
-        other = self.fit.free.copy()
-        other[self.at] = False
-        mine, rest = columns[:, self.at], columns[:, other]
-        if rest.shape[1]:
-            rest = rest / np.maximum(np.sqrt((rest * rest).sum(axis=0)), 1e-300)
-            basis, _ = np.linalg.qr(rest)
-            mine = mine - basis @ (basis.T @ mine)
-        size = float(np.sqrt((mine * mine).sum() * self.scale))
+        slopes, others = self._slopes()
+        mine = slopes[:, self.at] - slopes[:, others] @ self._answers()
+        size = float(np.sqrt((mine * mine).sum() * self.fit.density() * self.scale))
         return min(1.0 / max(size, 1e-6), 3.0)
+
+    def bound(self, side: float) -> float:
+        """Return the bound of the fit on a side, -1 or 1."""
+        problem = self.fit.problem
+        return float((problem.lower if side < 0.0 else problem.upper)[0, self.at])
 
     def raw(self, value: float) -> float:
         """Return a value in the units of the law."""
         return float(np.exp(value)) if self.log else float(value)
+
+    def _slopes(self) -> tuple[FloatArray, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
+        """Return weighted slopes of the runs, and which parameters may answer a move."""
+        others = self.fit.free & (np.arange(len(self.fit.point)) != self.at)
+        return self.fit.slopes * np.sqrt(self.fit.problem.weight[0])[:, None], np.flatnonzero(
+            others
+        )
+
+    def _answers(self) -> FloatArray:
+        """Return what the others would have to move to undo a unit of the coefficient."""
+        slopes, others = self._slopes()
+        size = np.maximum(np.sqrt((slopes[:, others] ** 2).sum(axis=0)), 1e-300)
+        answer = np.linalg.lstsq(slopes[:, others] / size, slopes[:, self.at], rcond=1e-10)[0]
+        return np.asarray(answer / size)
+
+    def _shifted(self, values: FloatArray) -> FloatArray:
+        """Return the optimum with the others moved to first order with the coefficient."""
+        found = np.repeat(self.fit.point[None], len(values), axis=0)
+        _, others = self._slopes()
+        move = -np.outer(values - self.centre, self._answers())
+        found[:, others] += np.clip(move, -3.0, 3.0)
+        return np.clip(found, self.fit.form.lower, self.fit.form.upper)
 
 
 def profile_statistic(found: FitResult, name: str, value: float) -> float:
@@ -136,7 +203,7 @@ def profile_statistic(found: FitResult, name: str, value: float) -> float:
     name : str
         A coefficient that was not fixed.
     value : float
-        In the units of the law; above 0 for a prefactor.
+        In the units of the law, inside the bounds of the fit; above 0 for a prefactor.
 
     Raises
     ------
@@ -146,13 +213,16 @@ def profile_statistic(found: FitResult, name: str, value: float) -> float:
     held = _Held(found, name)
     if held.log and not value > 0.0:
         raise LawError(f"value is {value:g}, but the prefactor {name} must be above 0.")
-    at = np.array([np.log(value) if held.log else value])
-    # from the optimum, and from where a straight step of the others leads
-    best = np.inf
-    for start in (held.fit.point, _shifted(held, float(at[0]))):
-        t, _ = held.statistic(at, start[None])
-        best = min(best, abs(float(t[0])))
-    return float(np.copysign(best, at[0] - held.fit.point[held.at]))
+    at = float(np.log(value)) if held.log else value
+    low, high = held.bound(-1.0), held.bound(1.0)
+    if not low <= at <= high:
+        near = held.raw(min(max(at, low), high))
+        raise LawError(
+            f"value is {value:g}, but the fit looks at {name} from {held.raw(low):g} to "
+            f"{held.raw(high):g} only; the nearest is {near:g}."
+        )
+    size = held.from_optimum(np.array([at])).size[0]
+    return float(np.copysign(size, at - held.centre))
 
 
 def profile(
@@ -174,7 +244,7 @@ def profile(
     level : float
         Nominal coverage of the intervals, between 0 and 1.
     points : int
-        Of each curve, at least 3.
+        Of each curve, at least 3: the estimate, and half of the others on each side that has room.
     progress : callable, optional
         Called with the coefficients that are done, and their number.
 
@@ -187,117 +257,92 @@ def profile(
     LawError
         An argument is illegal, or a name is that of no free coefficient.
     """
-    from scipy.special import stdtrit
-
-    if not 0.0 < level < 1.0:
-        raise LawError(f"level is {level:g}, but must lie between 0 and 1, such as 0.95.")
+    level = checked_level(level)
     if points < 3:
         raise LawError(f"points is {points}, but a curve needs at least 3; the nearest is 3.")
     if names is None:
         names = [name for name, each in found.coefficients.items() if not each.fixed]
-    freedom = max(at_optimum(found).freedom, 1)
-    threshold = float(stdtrit(freedom, 0.5 + 0.5 * level))
+    elif isinstance(names, str):
+        names = [names]
     curves = {}
-    for done, name in enumerate(names):
-        curves[name] = _curve(_Held(found, name), name, level, threshold, points)
+    for done, held in enumerate([_Held(found, name) for name in names]):
+        curves[held.name] = _curve(held, level, points)
         if progress is not None:
             progress(done + 1, len(names))
     return curves
 
 
-def _shifted(held: _Held, value: float) -> FloatArray:
-    """Return the optimum with the coefficient moved, and the others to first order with it."""
-    fit = held.fit
-    columns = fit.slopes * np.sqrt(fit.problem.weight[0])[:, None]
-    others = np.flatnonzero(fit.free & (np.arange(len(fit.point)) != held.at))
-    scale = np.maximum(np.sqrt((columns[:, others] ** 2).sum(axis=0)), 1e-300)
-    move = np.linalg.lstsq(columns[:, others] / scale, -columns[:, held.at], rcond=1e-10)[0] / scale
-    found = fit.point.copy()
-    found[others] += np.clip(move * (value - fit.point[held.at]), -3.0, 3.0)
-    found[held.at] = value
-    return np.clip(found, fit.form.lower, fit.form.upper)
-
-
-def _curve(held: _Held, name: str, level: float, threshold: float, points: int) -> ProfileCurve:
-    centre, error = float(held.fit.point[held.at]), held.error()
-    sides = [_end(held, side, error, threshold) for side in (-1.0, 1.0)]
-    reach = [(end if end is not None else last) - centre for (end, last) in sides]
-    reach = [max(abs(x), 1e-9) * _MARGIN for x in reach]
-    lower, upper = held.fit.problem.lower[0, held.at], held.fit.problem.upper[0, held.at]
-    half = points // 2
-    # outwards from the centre, each fit from its neighbour
-    values, statistic = [centre], [0.0]
-    for side, far in zip((-1.0, 1.0), reach, strict=True):
-        stop = float(np.clip(centre + side * far, lower, upper))
-        steps = np.linspace(centre, stop, half + 1)[1:]
-        found = _walk(held, steps)
-        values += steps.tolist()
-        statistic += found.tolist()
+def _curve(held: _Held, level: float, points: int) -> ProfileCurve:
+    threshold = student(held.freedom, level)
+    error = held.error()
+    values, statistic = [held.centre], [0.0]
+    ends = []
+    for side in (-1.0, 1.0):
+        end, last = _end(held, side, error, threshold)
+        ends.append(None if end is None else held.raw(end))
+        reach = last if end is None else held.centre + _MARGIN * (end - held.centre)
+        stop = side * min(side * reach, side * held.bound(side))
+        if stop != held.centre:
+            steps = np.linspace(held.centre, stop, points // 2 + 1)[1:]
+            values += steps.tolist()
+            statistic += (side * held.outwards(steps)).tolist()
     order = np.argsort(values, kind="stable")
-    low, high = (None if end is None else held.raw(end) for end, _ in sides)
+    low, high = ends
     return ProfileCurve(
-        name=name,
-        estimate=held.raw(centre),
+        name=held.name,
+        estimate=held.raw(held.centre),
         values=tuple(held.raw(values[i]) for i in order),
         statistic=tuple(statistic[i] for i in order),
         threshold=threshold,
         low=low,
         high=high,
         level=level,
-        remarks=tuple(_remarks(held, name, low, high)),
+        remarks=tuple(_remarks(held, low, high)),
     )
 
 
-def _walk(held: _Held, steps: FloatArray) -> FloatArray:
-    """Return the statistic at values that lead away from the optimum.
-
-    All are fitted from the optimum and from a first-order step; then each from where its inner
-    neighbour ended. The lowest counts.
-    """
-    at = np.repeat(held.fit.point[None], len(steps), axis=0)
-    best, points = held.statistic(steps, at)
-    for starts in (np.array([_shifted(held, x) for x in steps]), None):
-        from_ = np.concatenate([held.fit.point[None], points[:-1]]) if starts is None else starts
-        other, ends = held.statistic(steps, from_)
-        better = np.abs(other) < np.abs(best)
-        best = np.where(better, other, best)
-        points = np.where(better[:, None], ends, points)
-    return best
-
-
 def _end(held: _Held, side: float, error: float, threshold: float) -> tuple[float | None, float]:
-    """Return where the statistic crosses the threshold on a side, and the last value seen."""
-    centre = float(held.fit.point[held.at])
-    bound = float((held.fit.problem.lower if side < 0 else held.fit.problem.upper)[0, held.at])
-    steps = centre + side * error * np.array(_REACH)
+    """Return where the statistic first crosses the threshold on a side, or None.
+
+    And up to where an open side is worth showing.
+    """
+    bound = held.bound(side)
+    steps = held.centre + side * error * np.array(_REACH)
     steps = steps[side * (bound - steps) > 0.0]
-    if np.isfinite(bound):
-        steps = np.append(steps, bound) if abs(bound - centre) < 100.0 * error else steps
-    if not steps.size:
-        return None, centre
-    size = np.abs(_walk(held, steps))
+    size = held.outwards(steps) if steps.size else np.empty(0)
+    if not (size > threshold).any() and bound != held.centre:
+        steps = np.append(steps, bound)
+        size = np.append(size, held.outwards(steps[-1:]))
     over = np.flatnonzero(size > threshold)
     if not over.size:
-        return None, float(steps[-1])
+        flat = np.flatnonzero(size >= _FLAT * size[-1]) if size.size else size
+        return None, float(steps[int(flat[0])]) if size.size else held.centre
     first = int(over[0])
-    inner = (centre, 0.0) if first == 0 else (float(steps[first - 1]), float(size[first - 1]))
-    outer = (float(steps[first]), float(size[first]))
+    inside = (held.centre, 0.0) if first == 0 else (float(steps[first - 1]), float(size[first - 1]))
+    return _crossing(held, inside, (float(steps[first]), float(size[first])), threshold)
+
+
+def _crossing(
+    held: _Held, inner: tuple[float, float], outer: tuple[float, float], threshold: float
+) -> tuple[float, float]:
+    """Return where the statistic crosses the threshold between two points, and the outer one."""
     for _ in range(_ROUNDS):
         (x0, t0), (x1, t1) = inner, outer
+        if t1 - t0 <= _CLOSE or abs(x1 - x0) <= 1e-12 * max(abs(x1), 1e-3):
+            break
         guess = x0 + (x1 - x0) * (threshold - t0) / (t1 - t0)
-        tried = np.sort(side * np.array([0.5 * (x0 + guess), guess, 0.5 * (x1 + guess)])) * side
-        for x, t in zip(tried, np.abs(_walk(held, tried)), strict=True):
-            if t <= threshold and side * (x - inner[0]) > 0:
-                inner = (float(x), float(t))
-            elif t > threshold and side * (outer[0] - x) > 0:
-                outer = (float(x), float(t))
+        tried = np.array([0.5 * (x0 + guess), guess, 0.5 * (guess + x1)])  # outwards
+        for x, t in zip(tried.tolist(), held.outwards(tried).tolist(), strict=True):
+            if t > threshold:
+                outer = (x, t)
                 break
+            inner = (x, t)
     (x0, t0), (x1, t1) = inner, outer
-    return x0 + (x1 - x0) * (threshold - t0) / (t1 - t0), outer[0]
+    return x0 + (x1 - x0) * (threshold - t0) / (t1 - t0), x1
 
 
-def _remarks(held: _Held, name: str, low: float | None, high: float | None) -> list[Remark]:
-    found = []
+def _remarks(held: _Held, low: float | None, high: float | None) -> list[Remark]:
+    name, found = held.name, []
     for end, word in ((low, "lower"), (high, "upper")):
         if end is None:
             sentence = (
@@ -306,9 +351,12 @@ def _remarks(held: _Held, name: str, low: float | None, high: float | None) -> l
             )
             found.append(Remark(reason="open", sentence=sentence))
     if held.not_converged:
-        sentence = f"{held.not_converged} fits along the profile of {name} did not converge."
+        sentence = (
+            f"At {held.not_converged} values along the profile of {name} no fit converged, so the "
+            "statistic may be too large there, and the interval too narrow."
+        )
         found.append(Remark(reason="not_converged", sentence=sentence))
-    if held.lowest < -1e-3:
+    if held.lowest < -_LOWER:
         sentence = (
             f"A fit along the profile of {name} is lower than the optimum, by {-held.lowest:.2g} "
             "of a squared t; fit again with more starts."

@@ -167,11 +167,10 @@ def sample_runs(rows: int = N_RUNS, *, noise: float = NOISE, seed: int = 0) -> R
             "number of at least 0."
         )
     design = run_design(fitted=False)
-    at = np.random.default_rng(seed).choice(
-        len(design.runs), rows, p=design.runs / design.runs.sum()
-    )
+    draw = np.random.default_rng(seed)
+    at = draw.choice(len(design.runs), rows, p=design.runs / design.runs.sum())
     point = {name: getattr(design, name)[at] for name in RunDesign._fields[:4]}
-    error = noise * np.random.default_rng(seed).standard_normal(rows)
+    error = noise * draw.standard_normal(rows)
     loss = np.asarray(MOSAIC_TABLE2.loss(**point)) * np.exp(error)
     return Runs(
         **{name: tuple(values.tolist()) for name, values in point.items()},

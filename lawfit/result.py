@@ -151,15 +151,21 @@ class FitResult(BaseModel):
     train: Runs
     held: Runs | None
 
-    def ensemble(self, draws: int, seed: int) -> LawEnsemble:
+    def ensemble(
+        self, draws: int, seed: int, method: Literal["laplace", "wild", "pairs"] = "laplace"
+    ) -> LawEnsemble:
         """Draw laws that other runs of the same design might have led to.
 
         Laplace's approximation: normal draws with `covariance`, in the terms at the centre of the
         runs and their slopes there (``A alpha`` in place of ``alpha``), in which the loss is
         nearly linear, so that coefficients that trade off do so within a draw. Draws with a
         term below 0, or an exponent outside the bounds of the fit or more than 4 standard errors
-        off, are drawn again. Coefficients
-        at a bound or fixed stay where they are, so the spread leaves out what they add.
+        off, are drawn again. Coefficients at a bound or fixed stay where they are, so the spread
+        leaves out what they add.
+
+        Refits take no such shortcut: each draw is the optimum of runs that might have been, and a
+        coefficient may leave its bound, or come to stand at it. Refits that do not converge are
+        replaced by others, which leaves out the runs that determine the law least.
 
         Parameters
         ----------
@@ -167,17 +173,26 @@ class FitResult(BaseModel):
             How many, 1 to 100000.
         seed : int
             Of the generator; the same seed and number give the same draws.
+        method : {"laplace", "wild", "pairs"}
+            Laplace's approximation, or converged refits of `bootstrap` of that kind.
 
         Raises
         ------
         LawError
-            ``draws`` is out of range, there is no covariance, or hardly a draw is legal.
+            ``draws`` is out of range or the method unknown; there is no covariance, or hardly a
+            draw is legal; there is nothing to resample, or hardly a refit converges.
         """
         if not 1 <= draws <= MAX_DRAWS:
             near = min(max(draws, 1), MAX_DRAWS)
             raise LawError(
                 f"draws is {draws}, but must be 1 to {MAX_DRAWS}; the nearest is {near}."
             )
+        if method not in ("laplace", "wild", "pairs"):
+            raise LawError(f"method is {method!r}, but must be 'laplace', 'wild' or 'pairs'.")
+        if method != "laplace":
+            from lawfit.resampling import refitted_ensemble  # it imports this module
+
+            return refitted_ensemble(self, method, draws, seed)
         if self.covariance is None:
             raise LawError("this fit has no covariance to draw from; its warnings say why.")
         form, point, spread = self._at_centre(self.covariance)

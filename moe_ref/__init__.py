@@ -1,5 +1,9 @@
 """A PyTorch mixture-of-experts model to calibrate and validate predictions with.
 
+>>> from moe_ref import ReferenceModel
+>>> from perfmodel import ladder
+>>> model = ReferenceModel(ladder(q=8, n_experts=96, top_k=2, expert_split=4))
+
 The only package that may import torch (extra ``torch``). Names are loaded when they are first used:
 importing ``moe_ref`` itself does not load torch, and so works where it is not installed.
 """
@@ -10,16 +14,99 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from moe_ref.attention import Attention, Rotation, rotation
+    from moe_ref.checkpoints import load_checkpoint, save_checkpoint
+    from moe_ref.counting import count_matmul_flops, count_parameters
+    from moe_ref.errors import MoeRefError
+    from moe_ref.experts import Experts, apply_grouped, apply_looped
+    from moe_ref.layer import MoELayer
     from moe_ref.microbench.calibration import Calibration, calibrate
     from moe_ref.microbench.errors import CalibrationError
+    from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
+    from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.parts import SwiGlu
+    from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
+    from moe_ref.routing import Router, Routing
+    from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
+    from moe_ref.training import Run, StepReport, TokenWindows, train
 
 _HOMES = {
+    "Attention": "attention",
     "Calibration": "microbench.calibration",
     "CalibrationError": "microbench.errors",
+    "Experts": "experts",
+    "MoELayer": "layer",
+    "ModelOutput": "model",
+    "MoeRefError": "errors",
+    "PaperRouter": "paper_router",
+    "ReferenceModel": "model",
+    "Rotation": "attention",
+    "Router": "routing",
+    "RouterFactory": "model",
+    "RouterRecipe": "paper_router",
+    "Routing": "routing",
+    "RoutingStatistics": "statistics",
+    "Run": "training",
+    "StepReport": "training",
+    "SwiGlu": "parts",
+    "TokenWindows": "training",
+    "WarmupStableDecay": "recipe",
+    "adamw": "recipe",
+    "apply_grouped": "experts",
+    "apply_looped": "experts",
     "calibrate": "microbench.calibration",
+    "count_matmul_flops": "counting",
+    "count_parameters": "counting",
+    "load_checkpoint": "checkpoints",
+    "mean_statistics": "statistics",
+    "parameter_groups": "recipe",
+    "peak_learning_rate": "recipe",
+    "rotation": "attention",
+    "routing_statistics": "statistics",
+    "save_checkpoint": "checkpoints",
+    "sequence_auxiliary_loss": "paper_router",
+    "train": "training",
+    "z_loss": "paper_router",
 }
 
-__all__ = ["Calibration", "CalibrationError", "calibrate"]
+__all__ = [
+    "Attention",
+    "Calibration",
+    "CalibrationError",
+    "Experts",
+    "MoELayer",
+    "ModelOutput",
+    "MoeRefError",
+    "PaperRouter",
+    "ReferenceModel",
+    "Rotation",
+    "Router",
+    "RouterFactory",
+    "RouterRecipe",
+    "Routing",
+    "RoutingStatistics",
+    "Run",
+    "StepReport",
+    "SwiGlu",
+    "TokenWindows",
+    "WarmupStableDecay",
+    "adamw",
+    "apply_grouped",
+    "apply_looped",
+    "calibrate",
+    "count_matmul_flops",
+    "count_parameters",
+    "load_checkpoint",
+    "mean_statistics",
+    "parameter_groups",
+    "peak_learning_rate",
+    "rotation",
+    "routing_statistics",
+    "save_checkpoint",
+    "sequence_auxiliary_loss",
+    "train",
+    "z_loss",
+]
 
 
 def __getattr__(name: str) -> Any:

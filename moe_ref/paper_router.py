@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from moe_ref.routing import Router, Routing, counts_of
+from moe_ref.noise import gumbel_like
+from moe_ref.routing import Router, Routing, counts_of, wide_dtype
 
 __all__ = ["PaperRouter", "RouterRecipe", "sequence_auxiliary_loss", "z_loss"]
 
@@ -51,6 +52,9 @@ class RouterRecipe(BaseModel):
 class PaperRouter(Router):
     """Algorithm 1 of arXiv 2608.10605.
 
+    The noise is drawn in training alone, and centred over the tokens of one call, a microbatch.
+    Algorithm 1 says neither; without noise, what evaluation finds depends on the tokens only.
+
     Attributes
     ----------
     bias_E : Tensor
@@ -73,48 +77,52 @@ class PaperRouter(Router):
 
     def logits(self, x_TD: Tensor) -> Tensor:
         """Return the logits of the tokens, shape (T, E), in float32 or wider."""
-        weight_ED, wide = self.weight_ED, _wide(x_TD)
-        weight_ED = weight_ED.to(wide)
+        weight_ED = self.weight_ED.to(wide_dtype(x_TD))
         if self.recipe.row_norm is not None:
             weight_ED = self.recipe.row_norm * normalize(weight_ED, dim=1)
-        return x_TD.to(wide) @ weight_ED.T
+        return x_TD.to(weight_ED) @ weight_ED.T
 
-    def propose(self, log_score_TE: Tensor, generator: torch.Generator | None) -> Tensor:
+    def noise(self, like_TE: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return Gumbel noise of a shape; each expert's is centred where the recipe says so."""
+        noise_TE = gumbel_like(like_TE, generator)
+        if self.recipe.centre_noise:
+            noise_TE = noise_TE - noise_TE.mean(dim=0, keepdim=True)
+        return noise_TE
+
+    def propose(self, log_score_TE: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return the proposed experts of each token, shape (T, M): the noisy top M of (20)."""
-        noisy_TE = log_score_TE
-        if self.recipe.temperature > 0.0 and self.n_proposed < self.n_experts:
-            uniform_TE = torch.empty_like(log_score_TE).uniform_(generator=generator)
-            tiny = torch.finfo(uniform_TE.dtype).tiny
-            noise_TE = -torch.log(-torch.log(uniform_TE.clamp(tiny, 1.0 - 1e-7)))
-            if self.recipe.centre_noise:
-                noise_TE = noise_TE - noise_TE.mean(dim=0, keepdim=True)
-            noisy_TE = log_score_TE + self.recipe.temperature * noise_TE
-        return noisy_TE.topk(self.n_proposed, dim=1).indices
+        tau = self.recipe.temperature
+        if self.training and tau > 0.0 and self.n_proposed < self.n_experts:
+            log_score_TE = log_score_TE + tau * self.noise(log_score_TE, generator)
+        return log_score_TE.topk(self.n_proposed, dim=1).indices
 
     def forward(
         self, x_TD: Tensor, sequences: int = 1, generator: torch.Generator | None = None
     ) -> Routing:
         """Choose experts by Algorithm 1; see `Router.forward`."""
         logits_TE = self.logits(x_TD)
-        score_TE = torch.sigmoid(logits_TE)
+        score_TE, log_score_TE = torch.sigmoid(logits_TE), logsigmoid(logits_TE)
         with torch.no_grad():
-            proposed_TM = self.propose(logsigmoid(logits_TE), generator)
+            proposed_TM = self.propose(log_score_TE, generator)
             biased_TM = (score_TE + self.bias_E.to(score_TE)).gather(1, proposed_TM)
             experts_TK = proposed_TM.gather(1, biased_TM.topk(self.top_k, dim=1).indices)
             counts_E = counts_of(experts_TK, self.n_experts)
             if self.training:
                 self.seen_E += counts_E
-        chosen_TK = score_TE.gather(1, experts_TK)
-        gates_TK = chosen_TK / chosen_TK.sum(dim=1, keepdim=True)
+        # s' / sum of s', of scores however small
+        gates_TK = torch.softmax(log_score_TE.gather(1, experts_TK), dim=1)
         losses = {}
         if self.recipe.z_coefficient:
             losses["z"] = self.recipe.z_coefficient * z_loss(logits_TE)
         if self.recipe.sequence_coefficient:
             losses["sequence"] = self.recipe.sequence_coefficient * sequence_auxiliary_loss(
-                score_TE, experts_TK, sequences
+                score_TE, self.top_k, sequences
             )
-        kept_TK = torch.ones_like(experts_TK, dtype=torch.bool)
-        return Routing(experts_TK, gates_TK.to(x_TD.dtype), kept_TK, counts_E, losses)
+        return Routing(experts_TK, gates_TK, None, counts_E, losses)
+
+    def extra_repr(self) -> str:
+        """Say what the router was made with, its recipe too."""
+        return f"{super().extra_repr()}, {self.recipe!r}"
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -131,20 +139,18 @@ def z_loss(logits_TE: Tensor) -> Tensor:
     return torch.logsumexp(logits_TE, dim=1).square().mean()
 
 
-def sequence_auxiliary_loss(score_TE: Tensor, experts_TK: Tensor, sequences: int) -> Tensor:
+def sequence_auxiliary_loss(score_TE: Tensor, top_k: int, sequences: int) -> Tensor:
     """Return the balance loss within sequences (DeepSeek-V3, arXiv 2412.19437, (17) to (20)).
 
     ``sum_i f_i P_i`` of each sequence, averaged over the sequences: ``f_i`` the share of its
-    tokens that chose expert ``i``, times ``E / K``; ``P_i`` the mean over its tokens of the score
-    of ``i`` over the sum of the token's scores. It is 1 where all experts are chosen alike.
+    tokens that have expert ``i`` among their K highest scores, times ``E / K``; ``P_i`` the mean
+    over its tokens of the score of ``i`` over the sum of the token's scores. By (18) the K highest
+    are those of the clean scores, whatever bias and noise select. It is 1 where the experts are
+    balanced.
     """
-    n_experts, top_k = score_TE.shape[1], experts_TK.shape[1]
+    n_experts = score_TE.shape[1]
     share_BSE = (score_TE / score_TE.sum(dim=1, keepdim=True)).reshape(sequences, -1, n_experts)
-    chosen_TE = torch.zeros_like(score_TE).scatter(1, experts_TK, 1.0)
+    highest_TK = score_TE.topk(top_k, dim=1).indices
+    chosen_TE = torch.zeros_like(score_TE).scatter(1, highest_TK, 1.0)
     often_BE = chosen_TE.reshape(sequences, -1, n_experts).mean(dim=1) * (n_experts / top_k)
     return (often_BE * share_BSE.mean(dim=1)).sum(dim=1).mean()
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """Return float64 for float64, else float32: what a router computes in."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

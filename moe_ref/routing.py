@@ -13,17 +13,20 @@ M     proposed experts of a token
 F     hidden width of a feed-forward block or an expert
 H     query heads; G: key and value heads; C: width of a head
 V     entries of the vocabulary
+P     pairs of a token and one of its experts
 ====  =====================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Router", "Routing", "counts_of"]
+__all__ = ["Router", "Routing", "counts_of", "wide_dtype"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,9 @@ class Routing:
         Experts of each token.
     gates_TK : Tensor
         Weight of each expert's output in the sum; carries the gradient of the router.
-    kept_TK : Tensor of bool
+    kept_TK : Tensor of bool or None
         False where the expert had no room: its output is left out, and the token passes by on the
-        residual stream.
+        residual stream. None where there is room for all.
     counts_E : Tensor of int64
         Tokens that chose each expert, those without room as well.
     losses : dict of str to Tensor
@@ -47,7 +50,7 @@ class Routing:
 
     experts_TK: Tensor
     gates_TK: Tensor
-    kept_TK: Tensor
+    kept_TK: Tensor | None
     counts_E: Tensor
     losses: dict[str, Tensor] = field(default_factory=dict)
 
@@ -96,7 +99,29 @@ class Router(nn.Module):
     def after_step(self) -> None:
         """Change what is remembered, after an optimizer step."""
 
+    def extra_repr(self) -> str:
+        """Say what the router was made with; a checkpoint holds it against another run's."""
+        n_experts, d_model = self.weight_ED.shape
+        return f"d_model={d_model}, n_experts={n_experts}, top_k={self.top_k}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move as the model moves, and stay in float32 where the model becomes narrower."""
+        return super()._apply(lambda tensor: _not_narrowed(tensor, fn(tensor)), recurse)
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """Return float64 for float64, else float32: what a router computes in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _not_narrowed(tensor: Tensor, moved: Tensor) -> Tensor:
+    """Return the moved tensor, or the tensor in float32 there if the move made it narrower."""
+    if not moved.is_floating_point() or moved.dtype == wide_dtype(moved):
+        return moved
+    return tensor.to(device=moved.device, dtype=torch.float32)
+
 
 def counts_of(experts_TK: Tensor, n_experts: int) -> Tensor:
     """Return how many tokens chose each expert, shape (E,), int64."""
-    return torch.bincount(experts_TK.reshape(-1), minlength=n_experts)
+    chosen_P = experts_TK.flatten()
+    return chosen_P.new_zeros(n_experts).index_add_(0, chosen_P, torch.ones_like(chosen_P))
