@@ -291,7 +291,7 @@ class StepModel:
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
             "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
-            "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
+            "compute_router": weakest([pack.source("topk"), pack.device.fp32_flops.source]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
                 [

@@ -10,7 +10,7 @@ from pathlib import Path
 from moe_ref.microbench.campaign import FULL, QUICK, Effort, Progress, measure
 from moe_ref.microbench.families import FAMILIES, chosen_families
 from moe_ref.microbench.machine import FILE as SIDECAR
-from moe_ref.microbench.machine import Facts, facts_of
+from moe_ref.microbench.machine import Facts, facts_of, read_sidecar
 from perfmodel.calibration.fit import fit_pack
 from perfmodel.calibration.measured import known_datasheet, measured_datasheet, write_datasheet
 from perfmodel.calibration.packs import HardwarePack
@@ -62,7 +62,7 @@ def calibrate(
     threads: int | None = None,
     only: Sequence[str] | None = None,
     quick: bool = False,
-    budget_s: float = inf,
+    budget_s: float | None = None,
     seed: int = 0,
     effort: Effort | None = None,
     progress: Progress | None = None,
@@ -82,8 +82,9 @@ def calibrate(
         Families to measure; all unless given. A pack needs all, from this run or another.
     quick : bool
         Fewer and smaller calls.
-    budget_s : float
-        Time for measuring; rows that it leaves are for the next run [s].
+    budget_s : float, optional
+        Time for measuring; rows that it leaves are for the next run. 45 where ``quick``, else
+        without an end [s].
     seed : int
         Of the order of the rows and of the operands.
     effort : Effort, optional
@@ -130,7 +131,7 @@ def fit_folder(folder: Path, facts: Facts, rows: dict[str, tuple[int, int]]) -> 
             tables,
             sheet,
             facts.key,
-            f"measurements of this machine with torch {facts.torch_version} ({SIDECAR})",
+            _origin(folder, facts),
             one_device=True,
         )
     except TableError as error:
@@ -144,6 +145,18 @@ def fit_folder(folder: Path, facts: Facts, rows: dict[str, tuple[int, int]]) -> 
     (folder / PACK).write_text(text, "utf-8")
     (folder / REPORT).write_text(report_markdown(pack), "utf-8")
     return Calibration(folder, facts, rows, pack, tuple(_unpriced(pack, facts)))
+
+
+def _origin(folder: Path, facts: Facts) -> str:
+    """Say where the rows are from, and how busy the machine was beside them."""
+    campaign = read_sidecar(folder).campaign(facts)
+    runs = () if campaign is None else campaign.runs
+    loads = [run.load_before for run in runs if run.rows and run.load_before is not None]
+    text = f"measurements of this machine with torch {facts.torch_version} ({SIDECAR})"
+    if not loads:
+        return text
+    busy = f"{min(loads):g}" if len(set(loads)) == 1 else f"{min(loads):g} to {max(loads):g}"
+    return f"{text}, begun at a load average of {busy} on {facts.cores} cores"
 
 
 def _unpriced(pack: HardwarePack, facts: Facts) -> list[str]:

@@ -46,17 +46,20 @@ class Effort:
         Time for the repeats of one call [s].
     points : int
         Rows of a family, at most.
+    budget_s : float
+        Time for all rows of a run, unless another is given [s].
     """
 
     call_s: float
     limit_s: float
     points: int
+    budget_s: float = inf
 
 
 FULL = Effort(call_s=0.08, limit_s=0.3, points=100)
 """Some minutes."""
 
-QUICK = Effort(call_s=0.03, limit_s=0.08, points=30)
+QUICK = Effort(call_s=0.03, limit_s=0.08, points=30, budget_s=45.0)
 """Under a minute."""
 
 
@@ -88,7 +91,7 @@ def measure(
     effort: Effort = FULL,
     scale: Scale | None = None,
     seed: int = 0,
-    budget_s: float = inf,
+    budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, tuple[int, int]]:
     """Measure the rows that the tables lack.
@@ -111,8 +114,8 @@ def measure(
         The grid's limits, for a folder without any; probed unless given.
     seed : int
         Of the order and of the operands.
-    budget_s : float
-        No row is begun after so many seconds [s].
+    budget_s : float, optional
+        No row is begun after so many seconds; those of ``effort`` unless given [s].
     progress : callable, optional
         See `Progress`.
 
@@ -143,6 +146,7 @@ def measure(
         if {"device": facts.key, **point} not in files[family.name]
     ]
     Random(seed).shuffle(left)
+    budget = effort.budget_s if budget_s is None else budget_s
     started, load, done = datetime.now(UTC), load_average(), 0
     try:
         with _settings(facts):
@@ -152,7 +156,7 @@ def measure(
                 DTYPES[facts.dtype],
                 Timer(clock_of(facts.device), limit_s=effort.limit_s),
             )
-            for family, row in _rows(bench, left, monotonic() + budget_s):
+            for family, row in _rows(bench, left, monotonic() + budget):
                 files[family.name].add({"device": facts.key, **row})
                 done += 1
                 if progress is not None:

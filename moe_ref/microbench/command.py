@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +40,8 @@ def calibrate(
         typer.Option(help="Families to measure, with commas between, as in gemm,attention."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no further row is begun.")
+        float | None,
+        typer.Option(help="Seconds after which no further row is begun; 45 with --quick."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
 ) -> None:
@@ -63,7 +63,7 @@ def calibrate(
             threads=threads,
             only=None if only is None else [name.strip() for name in only.split(",")],
             quick=quick,
-            budget_s=inf if budget is None else budget,
+            budget_s=budget,
             seed=seed,
             progress=progress,
         )
@@ -72,6 +72,10 @@ def calibrate(
     if found.pack is not None:
         console.print(_fit_table(found))
         console.print(f"pack: {found.path} ({found.pack.name}, digest {found.pack.digest[:12]})")
+        console.print(f"from {found.pack.origin}")
+    left = sum(of - there for there, of in found.rows.values())
+    if left:
+        console.print(f"{left} rows of the grid were not measured: run it again to go on")
     for sentence in found.unpriced:
         console.print(f"not priced: {sentence}" if found.pack is not None else sentence)
     if found.pack is None:

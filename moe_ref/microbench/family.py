@@ -24,7 +24,7 @@ IN_TURN_ELEMENTS = 1 << 22
 ALIGNED = 64
 """Operands begin at a multiple of it [-]."""
 
-MOST_COPIES = 8
+MOST_COPIES = 4
 
 
 @dataclass(frozen=True)

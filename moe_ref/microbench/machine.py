@@ -52,7 +52,7 @@ class Facts(Frozen):
     def machine(self) -> Machine:
         """The facts that a datasheet is made of."""
         return Machine(
-            name=f"{self.name}, {self.threads} threads" if self.device == "cpu" else self.name,
+            name=self.name if self.device == "cuda" else f"{self.name}, {_threads(self.threads)}",
             dtype=self.dtype,
             blocking=self.device == "cpu",
             memory_bytes=self.memory_bytes,
@@ -216,6 +216,10 @@ def load_average() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
 
 
 def _campaign_key(facts: Facts) -> str:
