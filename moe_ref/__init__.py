@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from moe_ref.lineage.shazeer import ShazeerRecipe, ShazeerRouter, probability_in_top_k
     from moe_ref.lineage.sinkhorn import SinkhornRecipe, SinkhornRouter, sinkhorn
     from moe_ref.lineage.switch import SwitchRecipe, SwitchRouter
+    from moe_ref.microbench.calibration import Calibration, calibrate
+    from moe_ref.microbench.errors import CalibrationError
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
     from moe_ref.parts import SwiGlu
@@ -55,6 +57,8 @@ _HOMES = {
     "Attention": "attention",
     "AuxiliaryLoss": "lineage.balance",
     "BiasUpdate": "lineage.deepseek",
+    "Calibration": "microbench.calibration",
+    "CalibrationError": "microbench.errors",
     "Capacity": "lineage.capacity",
     "CapacityRounding": "lineage.capacity",
     "DeepSeekV2Recipe": "lineage.deepseek",
@@ -101,6 +105,7 @@ _HOMES = {
     "adamw": "recipe",
     "apply_grouped": "experts",
     "apply_looped": "experts",
+    "calibrate": "microbench.calibration",
     "count_matmul_flops": "counting",
     "count_parameters": "counting",
     "cv_squared": "lineage.balance",
@@ -125,6 +130,8 @@ __all__ = [
     "Attention",
     "AuxiliaryLoss",
     "BiasUpdate",
+    "Calibration",
+    "CalibrationError",
     "Capacity",
     "CapacityRounding",
     "DeepSeekV2Recipe",
@@ -171,6 +178,7 @@ __all__ = [
     "adamw",
     "apply_grouped",
     "apply_looped",
+    "calibrate",
     "count_matmul_flops",
     "count_parameters",
     "cv_squared",

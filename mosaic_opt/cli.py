@@ -34,6 +34,7 @@ from mosaic_opt.case_options import (
     read_convention,
     read_envelope,
 )
+from mosaic_opt.cli_registered import CommandGroup
 from mosaic_opt.console import (
     EXIT_BAD_INPUT,
     EXIT_INFEASIBLE,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="mosaic",
+    cls=CommandGroup,
     help="Choose the MoE architecture, token budget and layout that a cluster trains best.",
     add_completion=False,
     no_args_is_help=True,

@@ -78,7 +78,9 @@ ROUNDING = 1.0 - 1e-9
 @inner_formula
 def waiting(s: StageSetting, wait: float) -> StageSetting:
     """Return a stage with another wait of its ranks."""
-    return StageSetting(s.n_moe, s.n_dense, s.heads, s.joined, wait, s.sharding, s.hand_off)
+    return StageSetting(
+        s.n_moe, s.n_dense, s.heads, s.joined, wait, s.sharding, s.hand_off, s.blocking
+    )
 
 
 @inner_formula

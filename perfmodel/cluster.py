@@ -76,7 +76,7 @@ class Cluster(Frozen):
         if not 1 <= count <= MAX_NODES:
             raise PerfmodelError(f"nodes={count} must be from 1 to {MAX_NODES}.")
         cluster = cls(hardware=hardware, nodes=count)
-        _ = cluster.pack  # an unknown name is said here
+        _ = cluster.constants  # an unknown name, or devices without a price, are said here
         return cluster
 
     @classmethod
@@ -105,7 +105,14 @@ class Cluster(Frozen):
 
     @cached_property
     def constants(self) -> Hardware:
-        """The pack's constants as the formulas take them, for the devices in use."""
+        """The pack's constants as the formulas take them, for the devices in use.
+
+        Raises
+        ------
+        PackError
+            The pack lacks the collectives of so many devices.
+        """
+        self.pack.check_devices(self.n_devices)
         constants = self.pack.constants()
         fabric = with_devices_per_node(constants.fabric, float(self.devices_per_node))
         if self.levels:

@@ -125,8 +125,8 @@ class Explanation(Frozen):
         The stage whose microbatches make the steady part.
     terms_s : dict
         ``host_dispatch`` (the host's launches and the wait for the slowest rank) or ``device``,
-        whichever sets the pace, ``all_to_all`` and the parts outside of the steady part. They add
-        up to the step time [s].
+        whichever sets the pace (both where the host computes), ``all_to_all`` and the parts
+        outside of the steady part. They add up to the step time [s].
     peak_time_s : float
         The step at the device's bf16 peak: model FLOPs of `step.mfu_convention` over the peak [s].
     device_time_s : float
@@ -212,6 +212,9 @@ def _terms(
     """Split the step by what it waits for [s]."""
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
     host, device = pace.host + pace.jitter, pace.device + pace.head
+    if model.hardware.blocking:
+        both = {"device": float(n * device), "host_dispatch": float(n * host)}
+        return "host" if host > device else "device", {**both, **_waited_for(step)}
     if host > device:
         return "host", {"host_dispatch": float(n * host), **_waited_for(step)}
     return "device", {"device": float(n * device), **_waited_for(step)}
@@ -246,12 +249,13 @@ def _waterfall(
 ) -> tuple[Loss, ...]:
     pace, n = model.time_of(model.pace_stage), float(model.n_microbatches)
     device = pace.device + pace.head
+    hidden = 0.0 if model.hardware.blocking else device
     times = {
         "peak": peak_s,
         **work,
         "imbalance": n * device - fsum(work.values()),
-        "host_dispatch": n * max(0.0, pace.host - device),
-        "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - device)),
+        "host_dispatch": n * max(0.0, pace.host - hidden),
+        "jitter": n * max(0.0, min(pace.jitter, pace.host + pace.jitter - hidden)),
         **_waited_for(step),
     }
     times["kernels"] -= peak_s

@@ -48,3 +48,4 @@ class Hardware(NamedTuple):
     fabric: Fabric
     cast: Cast = NO_CAST  # of what linear layers and experts multiply
     host: Host = ASSUMED_HOST  # for the part of the optimizer that is there
+    blocking: float = 0.0  # 1 where the host computes itself, so that its time and kernels' add

@@ -11,6 +11,9 @@ slower of the two sets the pace, and the expert all-to-all is a point where both
     T   = (1 + c (ceil(pp / 8) - 1)) makespan(tau, pp, vpp, n_mb)
           + t_DP - min(h_DP t_DP, tau) + t_opt + t_step
 
+On a CPU, whose kernels run in the host's own threads, the first term of ``tau`` is the sum
+``C0 + J + G0 + t_head``.
+
 ``8`` is the number of devices in a node; ``t_head`` is on the last stage only; ``Z`` is what ZeRO
 stages 2 and 3 exchange in every microbatch; ``e_TP`` and the shares ``h`` are properties of the
 stack. With ``k = e_TP = 1`` and every ``h = 0`` (``h_PP = 1``) this is model "M4" of the study of
@@ -60,6 +63,7 @@ class StageSetting(NamedTuple):
     wait: float  # of the slowest rank, where the device has nothing to do [s]
     sharding: float  # exchange of sharded weights and gradients, before any overlap [s]
     hand_off: float  # all hand-offs, before any overlap [s]
+    blocking: float = 0.0  # 1 where the host computes: it hides behind nothing
 
 
 class PipelineSetting(NamedTuple):
@@ -114,6 +118,9 @@ def time_in_setting(stack: Stack, t: ModeTotals, s: StageSetting, head: float) -
     waited = dispatch - min(stack.a2a_hidden * dispatch, device)
     gathered = max(0.0, s.sharding - stack.dp_hidden * device)
     handed = (1.0 - stack.pp_hidden) * s.hand_off
+    busy = max(host + jitter, device + head)
+    if s.blocking > 0.0:
+        busy = host + jitter + device + head
     return StageTime(
         host=host,
         jitter=jitter,
@@ -122,7 +129,7 @@ def time_in_setting(stack: Stack, t: ModeTotals, s: StageSetting, head: float) -
         dispatch=waited,
         sharding=gathered,
         hand_off=handed,
-        time=max(host + jitter, device + head) + waited + gathered + handed,
+        time=busy + waited + gathered + handed,
     )
 
 
@@ -144,7 +151,7 @@ def stage_setting(
     """
     joined = c.prediction - c.loss * (a.mtp_dense + a.mtp_moe)
     sharding = sharding_time(a, hw, stack, p, c)
-    return StageSetting(c.moe, c.dense, c.loss, joined, wait, sharding, hand_off)
+    return StageSetting(c.moe, c.dense, c.loss, joined, wait, sharding, hand_off, hw.blocking)
 
 
 @inner_formula

@@ -186,6 +186,17 @@ def unmeasured_parts(model: StepModel) -> tuple[str, ...]:
     return tuple(f"{a.name}: {sentence}." for sentence in said)
 
 
+def machine_flags(model: StepModel) -> tuple[str, ...]:
+    """Return a sentence for what the pack's machine does and the formulas do not count."""
+    pack = model.cluster.pack
+    if pack.device.dtype != "fp32":
+        return ()
+    return (
+        f"{pack.name}: kernels were timed in fp32 and are priced as such; memory, and the weights "
+        "that are gathered, are counted in bf16.",
+    )
+
+
 def partial_nodes(model: StepModel) -> tuple[str, ...]:
     """Return a sentence for each ring with some of the devices of its nodes: none was measured."""
     p, node = model.dims, model.cluster.constants.fabric.devices_per_node

@@ -28,7 +28,13 @@ from perfmodel.mesh import PlanDims, StageContent, is_uneven
 from perfmodel.modes import layer_times, mode_totals
 from perfmodel.plan import Plan, Recompute, plan_dims
 from perfmodel.precision import saved_activation_bytes
-from perfmodel.ranges import option_flags, partial_nodes, range_flags, unmeasured_parts
+from perfmodel.ranges import (
+    machine_flags,
+    option_flags,
+    partial_nodes,
+    range_flags,
+    unmeasured_parts,
+)
 from perfmodel.replay import latent_up_share, replay_of
 from perfmodel.rules import Violation, violations
 from perfmodel.sources import Source, weakest
@@ -251,7 +257,10 @@ class StepModel:
             for i, name in enumerate(OperatorTimes._fields)
         }
         parts["head"] = n * pace.head
-        parts["dispatch"] = n * max(0.0, pace.host + pace.jitter - pace.device - pace.head)
+        exposed = pace.host + pace.jitter
+        if not self.hardware.blocking:
+            exposed = max(0.0, pace.host + pace.jitter - pace.device - pace.head)
+        parts["dispatch"] = n * exposed
         parts["all_to_all"] = n * pace.dispatch
         parts["sharding"] = n * pace.sharding
         parts["bubble"] = self.pipeline.bubble
@@ -282,7 +291,7 @@ class StepModel:
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
             "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
-            "compute_router": weakest([pack.source("topk"), Source.DATASHEET]),
+            "compute_router": weakest([pack.source("topk"), pack.device.fp32_flops.source]),
             "compute_permutation": weakest([elementwise, Source.ASSUMED]),
             "compute_experts": weakest(
                 [
@@ -418,6 +427,7 @@ def estimate(
         sources=model.sources(),
         flags=(
             *unlike,
+            *machine_flags(model),
             *partial_nodes(model),
             *(flag.message for flag in outside),
         ),

@@ -6,9 +6,9 @@ imports none of their code, nor anything heavy of this package.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, distributions
+
+from mosaic_opt.entry_points import registered
 
 GROUP = "mosaic_opt.backends"
 
@@ -70,9 +70,8 @@ class Entry:
 def entries() -> dict[str, Entry]:
     """Return every registered backend by name: the built-in ones, then the others by name."""
     found = {name: [(value, OWN)] for name, value in BACKENDS.items()}
-    for point, origin in sorted(_registered(), key=lambda each: (each[0].name, each[1])):
-        value = point.value.partition("[")[0].strip()  # extras are for installers
-        found.setdefault(point.name, []).append((value, origin))
+    for point in registered(GROUP):
+        found.setdefault(point.name, []).append((point.value, point.origin))
     return {
         name: Entry(
             name=name,
@@ -87,34 +86,6 @@ def entries() -> dict[str, Entry]:
 def names() -> tuple[str, ...]:
     """Return the names of all registered backends, the built-in ones first."""
     return tuple(entries())
-
-
-def _registered() -> Iterator[tuple[EntryPoint, str]]:
-    """Yield the entry points of the group, and which distribution has them.
-
-    As in an import, the first of two distributions of one name on the path counts.
-    """
-    seen = set()
-    for distribution in distributions():
-        try:
-            points = [p for p in distribution.entry_points if p.group == GROUP]
-        except Exception:  # whatever is wrong with its files: it registers nothing
-            continue
-        if not points:
-            continue
-        name, version = _title(distribution)
-        if name is not None and name in seen:
-            continue
-        seen.add(name)
-        for point in points:
-            yield point, " ".join(part for part in (name, version) if part) or point.value
-
-
-def _title(distribution: Distribution) -> tuple[str | None, str | None]:
-    try:
-        return distribution.name, distribution.version
-    except Exception:  # without metadata of its own
-        return None, None
 
 
 def _listed(words: tuple[str, ...]) -> str:

@@ -16,20 +16,15 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from perfmodel.calibration.fit_collectives import collective_fits
+from perfmodel.calibration.fit_collectives import collective_fits, has_collective
 from perfmodel.calibration.fit_gemms import Fp8GemmFit, gemm_fits, has_fp8
 from perfmodel.calibration.fit_kernels import kernel_fits
-from perfmodel.calibration.packs import (
-    SCHEMA_VERSION,
-    Device,
-    HardwarePack,
-    Node,
-    Surface,
-)
+from perfmodel.calibration.machines import Device, Node
+from perfmodel.calibration.packs import SCHEMA_VERSION, HardwarePack, Surface
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, shipped
 from perfmodel.calibration.report import report_markdown
 from perfmodel.calibration.surface_fit import SurfaceFit
-from perfmodel.calibration.surfaces import GEMM_FP8
+from perfmodel.calibration.surfaces import COLLECTIVES, GEMM_FP8
 from perfmodel.calibration.tables import Tables
 from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
@@ -98,6 +93,7 @@ def fit_pack(
     name: str,
     origin: str,
     *,
+    one_device: bool = False,
     progress: Callable[[str], None] = lambda surface: None,
 ) -> HardwarePack:
     """Fit every surface to the tables of one device.
@@ -112,6 +108,8 @@ def fit_pack(
         Name of the pack.
     origin
         Where the tables are from, with their licence.
+    one_device
+        Leave out the collectives that the tables lack; the pack then prices a single device.
     progress
         Called with the name of each surface before its fit.
     """
@@ -119,6 +117,8 @@ def fit_pack(
     surfaces: dict[str, Surface] = {}
     for fit in surface_fits(node.devices_per_node):
         if fit.surface == GEMM_FP8 and not has_fp8(tables, datasheet.device):
+            continue
+        if one_device and fit.surface in COLLECTIVES and not has_collective(tables, fit.surface):
             continue
         progress(fit.surface)
         surfaces[fit.surface] = fit.fit(tables, datasheet.device)
@@ -158,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sheet,
             options.name,
             options.origin,
+            one_device=options.one_device,
             progress=lambda surface: _say(f"fitting {surface}"),
         )
     except PerfmodelError as error:
@@ -165,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     words = ["--tables", "DIR", "--device", options.device, "--name", options.name]
     words += ["--origin", options.origin, "--out", options.out.name]
+    words += ["--one-device"] if options.one_device else []
     command = f"python -m perfmodel.calibration.fit {shlex.join(words)}"
     options.out.write_text(record_toml(pack, f"Written by a program:\n{command}"), "utf-8")
     _say(f"wrote {options.out} (digest {pack.digest[:12]})")
@@ -185,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, required=True, help="TOML file to write")
     parser.add_argument("--report", type=Path, help="Markdown file for parameters and errors")
     parser.add_argument("--datasheet", type=Path, help="TOML file with the device and the node")
+    parser.add_argument(
+        "--one-device", action="store_true", help="leave out collectives that the tables lack"
+    )
     parser.add_argument("--origin", default="own measurements", help="where the tables are from")
     return parser
 

@@ -8,15 +8,18 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.calibration.packs import Device, Surface
+from perfmodel.calibration.machines import Device
+from perfmodel.calibration.packs import Surface
 from perfmodel.calibration.regression import Bound, Fit, Parameters, Regression, evaluate
 from perfmodel.calibration.surface_fit import (
     BUSY,
     CACHED,
+    CPU_CACHED,
     DISPATCH,
     EFFICIENCY,
     LAUNCH,
     Evidence,
+    efficiency_of,
     floor_of,
     isin,
     span,
@@ -40,6 +43,8 @@ FP8_BYTES = 1.0
 CAST_BYTES = 3.0  # a timed fp8 call reads each operand in bf16 and writes it in fp8 [B]
 CAST_EFFICIENCY = 0.92  # of the memory bandwidth: what elementwise kernels of p6-b200 reach [-]
 
+DROOP_FLOP = 1e12  # below it `GemmSurface.droop` is without effect [FLOP]
+
 LARGE = "more than 1e12 FLOP, m, n and k of at least 512"
 
 SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and nothing else
@@ -47,7 +52,7 @@ SMALLEST_GEMM = 64.0  # where m, n or k is below it, a timed call is launch and 
 
 @dataclass(frozen=True)
 class GemmFit:
-    """Dense bf16 GEMM; each call was timed alone, so the host's launch is in the time.
+    """Dense GEMM; each call was timed alone, so the host's launch is in the time.
 
     ``floor_s`` is given where no chains of kernels were timed.
     """
@@ -57,23 +62,27 @@ class GemmFit:
 
     def fit(self, tables: Tables, device: Device) -> Surface:
         """Fit wall = launch + rooflines; the floor is read off chains of small kernels."""
-        table = tables.load(GEMM).where(dtype="bf16")
+        table = tables.load(GEMM).where(dtype=device.dtype)
         small = np.minimum(np.minimum(table["M"], table["N"]), table["K"]) < SMALLEST_GEMM
         table = table.take(~small)
         m, n, k = table["M"], table["N"], table["K"]
         bounds = {
             "launch_s": LAUNCH,
-            "flop_eff": EFFICIENCY,
-            "bw_eff": EFFICIENCY,
+            "flop_eff": efficiency_of(device),
+            "bw_eff": CPU_CACHED if device.blocking else EFFICIENCY,
             "k_half": Bound(200.0, 0.1, 1e4),
             "mn_half": Bound(1e5, 1.0, 1e8),
             "droop": Bound(0.05, 1e-5, 1.0),
             "norm": Bound(3.0, 1.0, 12.0),
         }
+        fixed = {"floor_s": 0.0}
+        if not (2.0 * m * n * k > DROOP_FLOP).any():  # no row has any
+            del bounds["droop"]
+            fixed["droop"] = 0.0
         rates = device.rates
 
         def wall(p: Parameters) -> FloatArray:
-            s = GemmSurface(floor_s=0.0, **p)
+            s = GemmSurface(**{**fixed, **p})
             return s.launch_s + evaluate(partial(gemm_time, rates, s), m, n, k)
 
         fit = Regression(
@@ -84,16 +93,16 @@ class GemmFit:
             "all rows with k = 4096, n = 2048 or m = 8192",
         ).solve()
         floor_s, floor_tables, borrowed = floor_of(self.floor_s, tables)
-        params = {**fit.params, "floor_s": floor_s}
+        params = {**fixed, **fit.params, "floor_s": floor_s}
         regimes = {}
         if not borrowed:
-            alone = device_alone(tables, rates, GemmSurface(**params))
+            alone = device_alone(tables, device, GemmSurface(**params))
             regimes["device time in chains of GEMMs (floor_s is theirs)"] = alone.errors
         floor_text = borrowed or "is the shortest busy time per kernel in chains of GEMMs"
         return Evidence(
             self.surface,
             (GEMM, *floor_tables),
-            f"{len(table)} bf16 rows with m, n and k of at least {SMALLEST_GEMM:g}; "
+            f"{len(table)} {device.dtype} rows with m, n and k of at least {SMALLEST_GEMM:g}; "
             f"wall time of one call = launch_s + rooflines. floor_s {floor_text}.",
         ).surface_of(
             tables,
@@ -188,31 +197,40 @@ def has_fp8(tables: Tables, device: Device) -> bool:
     return len(fp8_rows(tables)) > 0
 
 
-def device_alone(tables: Tables, rates: DeviceRates, surface: GemmSurface) -> Fit:
+def device_alone(tables: Tables, device: Device, surface: GemmSurface) -> Fit:
     """Compare the surface with busy times of the device, which the fit did not use."""
-    table = tables.load(DISPATCH).where(mode="gemm", dtype="bf16")
-    predicted = evaluate(partial(gemm_time, rates, surface), table["M"], table["N"], table["K"])
+    table = tables.load(DISPATCH).where(mode="gemm", dtype=device.dtype)
+    time = partial(gemm_time, device.rates, surface)
+    predicted = evaluate(time, table["M"], table["N"], table["K"])
+    if device.blocking:
+        predicted = predicted + surface.launch_s
     errors = np.abs(predicted / (table[BUSY] * 1e-6) - 1.0)
     return Fit({}, errors, errors, "every row")
 
 
+MAXIMUM = "max(launch_s + launch_per_gemm_s n, device)"
+
+
 @dataclass(frozen=True)
 class GroupedFit:
-    """Grouped GEMM of one pass; the host launches one GEMM per expert while the device works."""
+    """Grouped GEMM of one pass; the host launches one GEMM per expert while the device works.
+
+    On a CPU it launches and works in turn.
+    """
 
     surface: str
     column: str
     backward: float
 
     def fit(self, tables: Tables, device: Device) -> Surface:
-        """Fit wall = max(launch, device) to balanced rows; skewed rows are a test."""
-        table = tables.load(GROUPED).where(dtype="bf16")
+        """Fit wall = max(launch, device), or their sum, to balanced rows; skewed ones test it."""
+        table = tables.load(GROUPED).where(dtype=device.dtype)
         balanced = table.where(distribution="balanced")
         bounds = {
             "launch_s": Bound(1e-4, 1e-7, 1e-2),
             "launch_per_gemm_s": LAUNCH,
-            "flop_eff": EFFICIENCY,
-            "bw_eff": CACHED,
+            "flop_eff": efficiency_of(device),
+            "bw_eff": CPU_CACHED if device.blocking else CACHED,
         }
         fit = self._regression(balanced, device, bounds).solve()
         regimes = {}
@@ -224,9 +242,9 @@ class GroupedFit:
         return Evidence(
             self.surface,
             (GROUPED,),
-            f"{len(balanced)} bf16 rows with balanced experts; wall time of one call = "
-            "max(launch_s + launch_per_gemm_s n, device). bw_eff may exceed 1: traffic is "
-            "counted as if no cache helped.",
+            f"{len(balanced)} {device.dtype} rows with balanced experts; wall time of one call = "
+            f"{'launch_s + launch_per_gemm_s n + device' if device.blocking else MAXIMUM}. bw_eff "
+            "may exceed 1: traffic is counted as if no cache helped.",
         ).surface_of(
             tables,
             fit.params,
@@ -245,7 +263,7 @@ class GroupedFit:
             busy = evaluate(
                 partial(grouped_gemm_time, rates, s), n_gemms, rows, n, k, self.backward
             )
-            return np.maximum(host, busy)
+            return np.asarray(host + busy) if device.blocking else np.maximum(host, busy)
 
         return Regression(
             bounds,

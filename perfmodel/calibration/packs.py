@@ -17,11 +17,18 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
+from perfmodel.calibration.machines import Device, Node
 from perfmodel.calibration.records import FrozenRecord, PackError, Text, read_record, shipped
-from perfmodel.calibration.surfaces import GEMM_FP8, KINDS, SURFACES, SurfaceKind
+from perfmodel.calibration.surfaces import (
+    COLLECTIVES,
+    GEMM_FP8,
+    KINDS,
+    OPTIONAL,
+    SURFACES,
+    SurfaceKind,
+)
 from perfmodel.collectives import Fabric
-from perfmodel.hardware import ASSUMED_HOST, Hardware, Host
-from perfmodel.kernels import DeviceRates
+from perfmodel.hardware import Hardware
 from perfmodel.precision import RECIPES, Precision
 from perfmodel.sources import Source
 
@@ -42,82 +49,7 @@ PRODUCTS = frozenset({"gemm", "grouped_forward", "grouped_backward"})
 REFUSABLE = frozenset({("all_to_all", "size")})
 """The ranges beyond which a pack may keep a search from choosing a plan."""
 
-Positive = Annotated[FiniteFloat, Field(gt=0)]
 Percent = Annotated[FiniteFloat, Field(ge=0)]
-
-
-class Datum(FrozenRecord):
-    """One number of a machine, with what it rests on."""
-
-    value: Positive
-    source: Source
-    note: Text
-
-
-class Device(FrozenRecord):
-    """One accelerator: rates and memory, each with its source."""
-
-    name: Text
-    peak_flops: Datum  # dense bf16 [FLOP/s]
-    peak_flops_fp8: Datum | None = None  # dense, where there is hardware for it [FLOP/s]
-    peak_flops_fp4: Datum | None = None  # the same, nvfp4 or mxfp4 [FLOP/s]
-    matmul_flops: Datum | None = None  # fastest bf16 product that is published [FLOP/s]
-    fp32_flops: Datum  # dense fp32, no tensor cores [FLOP/s]
-    memory_bytes: Datum  # usable by the program [B]
-    memory_bw: Datum  # [B/s]
-    precisions: tuple[Precision, ...] = ()  # that there is hardware for, beside bf16
-
-    @model_validator(mode="after")
-    def _precisions_have_a_peak(self) -> Self:
-        for precision in self.precisions:
-            if precision in RECIPES and self._peak(precision) is None:
-                kind = "peak_flops_fp4" if RECIPES[precision].four_bit else "peak_flops_fp8"
-                raise ValueError(f"precisions names {precision} and {kind} is missing")
-        return self
-
-    @property
-    def rates(self) -> DeviceRates:
-        """The device's rates, in the form that the formulas take."""
-        return DeviceRates(self.peak_flops.value, self.fp32_flops.value, self.memory_bw.value)
-
-    def peak_ratio(self, precision: Precision) -> float:
-        """Return the dense peak of a precision over that of bf16 [-].
-
-        Raises
-        ------
-        PackError
-            The device has no hardware for the precision.
-        """
-        if precision not in RECIPES:
-            return 1.0
-        peak = self._peak(precision)
-        if precision not in self.precisions or peak is None:
-            known = ", ".join((Precision.BF16, *self.precisions))
-            raise PackError(f"precision={precision} has no rate on {self.name}; it has {known}.")
-        return float(peak.value / self.peak_flops.value)
-
-    def _peak(self, precision: Precision) -> Datum | None:
-        return self.peak_flops_fp4 if RECIPES[precision].four_bit else self.peak_flops_fp8
-
-
-class Node(FrozenRecord):
-    """One domain of fast links, as a rule one machine, and how fast its devices are connected."""
-
-    name: Text
-    devices_per_node: Annotated[int, Field(ge=1)]
-    link_bw: Datum | None = None  # of one device to the others of the node, one direction [B/s]
-    nic_bw: Datum | None = None  # of one device to other nodes, one direction [B/s]
-    host_link_bw: Datum | None = None  # of one device to its host, one direction [B/s]
-    host_memory_bw: Datum | None = None  # of the host's memory, for each device [B/s]
-
-    @property
-    def host(self) -> Host:
-        """What the host offers each device; what is not stated is assumed."""
-        link, memory = self.host_link_bw, self.host_memory_bw
-        return Host(
-            link_bw=ASSUMED_HOST.link_bw if link is None else link.value,
-            memory_bw=ASSUMED_HOST.memory_bw if memory is None else memory.value,
-        )
 
 
 class FitErrors(FrozenRecord):
@@ -224,13 +156,44 @@ class HardwarePack(FrozenRecord):
 
     @model_validator(mode="after")
     def _surfaces_are_complete(self) -> Self:
-        optional = [name for name in KINDS if name in self.surfaces and name not in SURFACES]
-        _same_keys("surfaces", self.surfaces, (*SURFACES, *optional))
+        lacked = {*OPTIONAL, *COLLECTIVES} - self.surfaces.keys()
+        _same_keys("surfaces", self.surfaces, [name for name in KINDS if name not in lacked])
         for name, surface in self.surfaces.items():
             _check_surface(name, surface, KINDS[name])
         if GEMM_FP8 in self.surfaces and self.device.peak_flops_fp8 is None:
             raise ValueError(f"surfaces.{GEMM_FP8} needs device.peak_flops_fp8, which is missing")
         return self
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Collectives of which the pack has no surface, so that it prices a single device."""
+        return tuple(name for name in COLLECTIVES if name not in self.surfaces)
+
+    @property
+    def most_devices(self) -> float:
+        """Devices beyond which the pack has no price; inf where it prices any number [-]."""
+        if self.lacking:
+            return 1.0
+        measured = (self.surfaces[name].params for name in COLLECTIVES)
+        if all(KINDS[n].across[0] in p for n, p in zip(COLLECTIVES, measured, strict=True)):
+            return inf
+        return float(self.node.devices_per_node)
+
+    def check_devices(self, devices: int) -> None:
+        """Refuse a number of devices whose exchanges nobody measured.
+
+        Raises
+        ------
+        PackError
+            There are more than `most_devices`.
+        """
+        if devices <= self.most_devices:
+            return
+        what = f"no {', '.join(self.lacking)}" if self.lacking else "no collective across nodes"
+        raise PackError(
+            f"{devices} devices have no price on {self.name}: {what} was measured; nearest: "
+            f"{self.name}:{self.most_devices:g}gpus."
+        )
 
     def constants(self, precision: Precision = Precision.BF16) -> Hardware:
         """Return the constants in the form that the formulas take.
@@ -268,7 +231,13 @@ class HardwarePack(FrozenRecord):
         built = {name: self._parameters(name) for name in SURFACES}
         collectives = {name: built.pop(name) for name in list(built) if name in Fabric._fields}
         fabric = Fabric(devices_per_node=float(self.node.devices_per_node), **collectives)
-        return Hardware(device=self.device.rates, fabric=fabric, host=self.node.host, **built)
+        return Hardware(
+            device=self.device.rates,
+            fabric=fabric,
+            host=self.node.host,
+            blocking=float(bool(self.device.blocking)),
+            **built,
+        )
 
     def check_at(self, precision: Precision, surface: str, **values: float) -> tuple[Flag, ...]:
         """Return :meth:`check` of the surface that prices ``surface`` in a precision.
@@ -314,6 +283,8 @@ class HardwarePack(FrozenRecord):
 
     def refused_above(self, surface: str, variable: str) -> float:
         """Return the value beyond which a search is refused the price; inf where nowhere."""
+        if surface in self.lacking:
+            return 1.0
         record = self._surface(surface)
         if record.beyond.get(variable) != "refuse":
             return inf
@@ -323,9 +294,10 @@ class HardwarePack(FrozenRecord):
         """Return what the parameters of a surface rest on.
 
         Below bf16 products are ``ASSUMED``: those in fp8 were measured with part of what
-        quantising moves, and the rest is assumed.
+        quantising moves, and the rest is assumed. A collective that the pack lacks is never asked
+        for, and rests on nothing either.
         """
-        if precision in RECIPES and surface in PRODUCTS:
+        if surface in self.lacking or (precision in RECIPES and surface in PRODUCTS):
             return Source.ASSUMED
         return self._surface(surface).source
 
@@ -335,7 +307,11 @@ class HardwarePack(FrozenRecord):
         return self.surfaces[name]
 
     def _parameters(self, name: str) -> Any:
-        return KINDS[name].constants(**self.surfaces[name].params)
+        """Return the constants; those that nobody measured are never read, and price nothing."""
+        kind = KINDS[name]
+        never = {p: inf if p in kind.may_be_zero else 1.0 for p in kind.parameters}
+        stated = self.surfaces[name].params if name in self.surfaces else {}
+        return kind.constants(**{**never, **stated})
 
 
 def shipped_packs() -> tuple[str, ...]:
@@ -373,7 +349,9 @@ def _same_keys(what: str, given: Iterable[str], wanted: Iterable[str]) -> None:
 
 def _check_surface(name: str, surface: Surface, kind: SurfaceKind) -> None:
     where = f"surfaces.{name}"
-    _same_keys(f"{where}.params", surface.params, kind.parameters)
+    across = set(kind.across) if any(p in surface.params for p in kind.across) else set()
+    inside = [p for p in kind.parameters if p in across or p not in kind.across]
+    _same_keys(f"{where}.params", surface.params, inside)
     if surface.measured:
         _same_keys(f"{where}.ranges", surface.ranges, kind.variables)
         _same_keys(f"{where}.beyond", surface.beyond, kind.variables)

@@ -15,6 +15,8 @@ from perfmodel.kernels import (
     TopKSurface,
 )
 
+_ACROSS = ("inter_", "nic_", "strided_", "two_node_")
+
 
 @dataclass(frozen=True)
 class SurfaceKind:
@@ -29,6 +31,11 @@ class SurfaceKind:
         """Names of the constants that a pack states: those without a value of their own."""
         given = self.constants._field_defaults
         return tuple(name for name in self.constants._fields if name not in given)
+
+    @property
+    def across(self) -> tuple[str, ...]:
+        """Those of them that price groups over several nodes; a pack may lack all of these."""
+        return tuple(name for name in self.parameters if name.startswith(_ACROSS))
 
 
 _GROUPED = ("n_gemms", "rows", "n", "k")
@@ -62,6 +69,9 @@ SURFACES = {
     "all_gather": _kind(RingSurface, _GROUP),
 }
 """Name of each surface in a pack, in the order in which packs list them."""
+
+COLLECTIVES = ("all_to_all", "all_reduce", "reduce_scatter", "all_gather")
+"""Surfaces that a pack of a single device may lack."""
 
 GEMM_FP8 = "gemm_fp8"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,13 @@ class Table:
             raise TableError(f"Table {self.name} has no row with {asked}.")
         return chosen
 
+    def without(self, **unwanted: Sequence[str]) -> Table:
+        """Return the rows that have none of the words."""
+        keep = np.ones(len(self), dtype=np.bool_)
+        for column, words in unwanted.items():
+            keep &= ~np.isin(self._column(column).astype(np.str_), words)
+        return self.take(keep)
+
     def take(self, keep: BoolArray) -> Table:
         """Return the rows that are marked."""
         return Table(self.name, {name: column[keep] for name, column in self.columns.items()})
@@ -86,6 +93,16 @@ class Tables:
         table = Table(name, {key: _column([row[key] for row in rows]) for key in rows[0]})
         column = "GPU_MODEL" if "GPU_MODEL" in table.columns else "device"
         return table.where(**{column: self.device})
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a table, with rows of the device."""
+        if not (self.folder / name).is_file():
+            return False
+        try:
+            self.load(name)
+        except TableError:
+            return False
+        return True
 
     def sha256(self, name: str) -> str:
         """Return the digest of a table's file."""

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from perfmodel.calibration.packs import Datum, Device, Node, Surface
+from perfmodel.calibration.machines import Datum, Device, Node
+from perfmodel.calibration.packs import Surface
 from perfmodel.calibration.records import PackError
 from perfmodel.calibration.regression import DIGITS
 from perfmodel.calibration.surfaces import GEMM_FP8

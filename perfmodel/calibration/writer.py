@@ -36,6 +36,8 @@ def _value(value: Any) -> str:
         case str():
             escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
             return f'"{escaped}"'
+        case bool():
+            return str(value).lower()
         case int():
             return str(value)
         case float():

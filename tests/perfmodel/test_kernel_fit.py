@@ -383,7 +383,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Hardware]:
     folder = tmp_path_factory.mktemp("tables")
     hw = toy_hardware()
     synthetic_tables(folder, hw)
-    sheet = load_datasheet(None, "p6-b200").model_dump(mode="json")
+    sheet = load_datasheet(None, "p6-b200").model_dump(mode="json", exclude_none=True)
     lines = []
     for key, value in sheet["device"].items():
         if isinstance(value, dict):
