@@ -78,7 +78,8 @@ class Bootstrap(BaseModel):
     gradient_median, gradient_largest : float
         Of the relative projected gradient over all refits [-].
     jackknife : tuple of tuple of float
-        The coefficients without each run in turn.
+        The coefficients without each run in turn; of more than 500 runs, without each of 500
+        groups at random.
     jackknife_not_converged : int
         Those of these fits that did not reach a stationary point.
     estimate : tuple of float

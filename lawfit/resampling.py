@@ -27,6 +27,9 @@ Progress = Callable[[int, int], None]
 _HARDLY = 0.5
 """Share of refits that must converge before more are made to replace the others."""
 
+GROUPS = 500
+"""Most fits without some of the runs, for the acceleration of BCa."""
+
 
 def bootstrap(
     found: FitResult,
@@ -86,7 +89,7 @@ def bootstrap(
         fit, refit = early_fit(found, seed), early_stops
     target, weight = _resampled(fit, kind, draws, np.random.default_rng(seed))
     refits = _from(fit, target, weight, refit, progress)
-    without = fit.problem.weight[0] * (1.0 - np.eye(len(fit.residual)))
+    without = fit.problem.weight[0] * all_but_a_group(len(fit.residual), seed)
     jackknife = _from(fit, fit.problem.log_loss, without, refit, None)
     counts = np.ones(draws, dtype=bool) if mode == "paper" else refits.converged
     form = fit.form
@@ -151,6 +154,21 @@ def _resampled(
         return fit.problem.log_loss, np.asarray(weight * counts)
     sign = 2.0 * generator.integers(0, 2, (draws, rows)) - 1.0
     return fit.log_loss + sign * fit.wild_residuals(), weight
+
+
+def all_but_a_group(runs: int, seed: int) -> FloatArray:
+    """Return flags of shape (groups, runs), 0 where a run is in the group, at random.
+
+    Groups are of one run up to `GROUPS` runs. With influences that are independent their sums over
+    m runs are less skew by ``sqrt(m)``, and there are m times fewer: BCa's acceleration, skewness
+    over ``6 sqrt(groups)``, is the same.
+    """
+    if runs <= GROUPS:
+        return 1.0 - np.eye(runs)
+    order = np.random.default_rng([seed, 2]).permutation(runs)
+    flags = np.ones((GROUPS, runs))
+    flags[order % GROUPS, np.arange(runs)] = 0.0
+    return flags
 
 
 def _from(

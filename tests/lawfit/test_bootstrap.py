@@ -24,6 +24,7 @@ from lawfit import _descent as descent
 from lawfit._descent import Problem
 from lawfit._intervals import bca_tails
 from lawfit._refit import at_optimum
+from lawfit.resampling import GROUPS, all_but_a_group
 
 from .fit_tables import (
     NOISE,
@@ -307,6 +308,29 @@ def test_the_jackknife_leaves_out_each_run_in_turn() -> None:
         again = fit("chinchilla", rest, starts=20)
         for name, value in zip(refits.names, refits.jackknife[k], strict=True):
             assert value == pytest.approx(again.coefficients[name].value, rel=1e-4)
+
+
+def test_of_many_runs_the_jackknife_leaves_out_groups() -> None:
+    assert (all_but_a_group(500, 0) == 1.0 - np.eye(500)).all()
+    flags = all_but_a_group(1203, 1)
+    assert flags.shape == (GROUPS, 1203)
+    assert set((flags == 0.0).sum(axis=0)) == {1}
+    assert set((flags == 0.0).sum(axis=1)) == {2, 3}
+    assert (flags != all_but_a_group(1203, 2)).any()
+
+
+def test_the_acceleration_of_groups_is_that_of_runs() -> None:
+    """Of a mean it is the skewness over 6 sqrt(n), here that of draws from an exponential."""
+    values = np.random.default_rng(0).standard_exponential(2000)
+    found = []
+    for seed in range(40):
+        flags = all_but_a_group(2000, seed)
+        pull = values.mean() - flags @ values / flags.sum(axis=1)
+        found.append((pull**3).sum() / (6.0 * (pull**2).sum() ** 1.5))
+    expected = stats.skew(values) / (6.0 * math.sqrt(2000))
+    error = np.std(found) / math.sqrt(len(found))
+    assert abs(np.mean(found) - expected) < 4.0 * error
+    assert error < 0.05 * expected
 
 
 def test_bca_that_does_not_exist_is_refused_in_words() -> None:
