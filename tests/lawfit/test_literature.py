@@ -14,10 +14,13 @@ from lawfit import (
     CLARK_HASH,
     CLARK_RLR,
     CLARK_SBASE,
+    KAPLAN,
     KRAJEWSKI_DENSE,
     KRAJEWSKI_MOE,
     LITERATURE_LAWS,
     LITERATURE_PRINTED,
+    LUDZIEJEWSKI,
+    MUENNIGHOFF,
     PUBLISHED_LAWS,
     ClarkLaw,
     KrajewskiLaw,
@@ -112,3 +115,48 @@ def test_clark_fits_its_own_runs(
     assert found < 0.01
     if rmse is not None:
         assert round(found, 5) == rmse
+
+
+TABLE_4 = {  # of arXiv 2502.05172: E, then m, mu, n, nu
+    1: (30.3640, -0.1817, 53.9838, -0.1965),
+    2: (27.7982, -0.1780, 66.8401, -0.2065),
+    4: (24.8462, -0.1731, 87.7022, -0.2192),
+    8: (21.8330, -0.1676, 119.9126, -0.2338),
+    16: (19.0159, -0.1617, 167.5073, -0.2494),
+    32: (16.5424, -0.1557, 234.6726, -0.2652),
+}
+
+
+@pytest.mark.parametrize("experts", TABLE_4)
+def test_ludziejewski_gives_the_table_of_its_paper(experts: int) -> None:
+    """Its Table 4 from its Table 3: as near as four digits of an exponent allow.
+
+    Half a unit of the last digit of ``omega`` and ``delta`` and of the transformed number of
+    experts moves ``n`` by 0.3 %.
+    """
+    m, mu, n, nu = TABLE_4[experts]
+    law = LUDZIEJEWSKI.at_experts(experts)
+    assert law.a == pytest.approx(m, rel=1.2e-3)
+    assert law.b == pytest.approx(n, rel=2.7e-3)
+    assert (-law.alpha, -law.beta) == pytest.approx((mu, nu), abs=1.5e-4)
+    assert law.e == 1.3637
+    if experts == 32:
+        assert law.a == pytest.approx(m, rel=2e-4)
+        assert law.b == pytest.approx(n, rel=2e-4)
+
+
+def test_repeated_tokens_have_the_rounded_figures_of_the_paper() -> None:
+    law = MUENNIGHOFF
+    assert (round(law.a), round(law.b), round(law.e, 2), round(law.alpha, 2)) == (
+        521, 1488, 1.87, 0.35,
+    )  # fmt: skip
+    # U_N = 0.051 U_D, equation (17)
+    assert (law.a / law.b) ** (1.0 / law.alpha) == pytest.approx(0.051, abs=5e-4)
+    once = law.loss(n=1e8, tokens=1e10, unique_tokens=1e10)
+    assert law.loss(n=1e8, tokens=4e10, unique_tokens=1e10) < once
+
+
+def test_kaplan_tends_to_its_powers() -> None:
+    """``(N_c / N)^alpha_N`` without a limit of data, ``(D_c / D)^alpha_D`` without one of size."""
+    assert KAPLAN.loss(n=1e9, tokens=1e25) == pytest.approx((6.4e13 / 1e9) ** 0.076, rel=1e-6)
+    assert KAPLAN.loss(n=1e25, tokens=1e9) == pytest.approx((1.8e13 / 1e9) ** 0.103, rel=1e-5)
