@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
+    from moe_ref.sweeps import (
+        SweepRow,
+        SweepRun,
+        byte_tokens,
+        evaluate,
+        read_sweep,
+        sweep,
+        train_sweep_run,
+    )
     from moe_ref.training import Run, StepReport, TokenWindows, train
 
 _HOMES = {
@@ -44,23 +53,30 @@ _HOMES = {
     "RoutingStatistics": "statistics",
     "Run": "training",
     "StepReport": "training",
+    "SweepRow": "sweeps",
+    "SweepRun": "sweeps",
     "SwiGlu": "parts",
     "TokenWindows": "training",
     "WarmupStableDecay": "recipe",
     "adamw": "recipe",
     "apply_grouped": "experts",
     "apply_looped": "experts",
+    "byte_tokens": "sweeps",
     "count_matmul_flops": "counting",
     "count_parameters": "counting",
+    "evaluate": "sweeps",
     "load_checkpoint": "checkpoints",
     "mean_statistics": "statistics",
     "parameter_groups": "recipe",
     "peak_learning_rate": "recipe",
+    "read_sweep": "sweeps",
     "rotation": "attention",
     "routing_statistics": "statistics",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
+    "sweep": "sweeps",
     "train": "training",
+    "train_sweep_run": "sweeps",
     "z_loss": "paper_router",
 }
 
@@ -80,23 +96,30 @@ __all__ = [
     "RoutingStatistics",
     "Run",
     "StepReport",
+    "SweepRow",
+    "SweepRun",
     "SwiGlu",
     "TokenWindows",
     "WarmupStableDecay",
     "adamw",
     "apply_grouped",
     "apply_looped",
+    "byte_tokens",
     "count_matmul_flops",
     "count_parameters",
+    "evaluate",
     "load_checkpoint",
     "mean_statistics",
     "parameter_groups",
     "peak_learning_rate",
+    "read_sweep",
     "rotation",
     "routing_statistics",
     "save_checkpoint",
     "sequence_auxiliary_loss",
+    "sweep",
     "train",
+    "train_sweep_run",
     "z_loss",
 ]
 
