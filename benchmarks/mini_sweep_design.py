@@ -16,14 +16,15 @@ EXPERTS = (
 )  # fmt: skip
 """(E, K, G): three densities at three splits; a column has one K/G and one E/G."""
 
-TOKENS = (98_304, 196_608, 393_216, 786_432)
-REPEATED = ((32, 16, 1, 1, 98_304), (64, 32, 2, 2, 196_608), (32, 64, 8, 4, 196_608))
+TOKENS = (65_536, 131_072, 262_144, 524_288)
+SEQUENCES = 2
+REPEATED = ((32, 16, 1, 1, 131_072), (64, 32, 2, 2, 131_072), (32, 64, 8, 4, 65_536))
 SEEDS = (1, 2, 3)
 """Seeds of the repeated runs beside seed 0, which is in the grid."""
 
-PILOT = ((32, 16, 1, 1, 98_304), (64, 32, 2, 2, 196_608))
-PILOT_FACTORS = (0.125, 0.25, 0.5, 1.0)
-FACTOR = 0.25
+PILOT = ((32, 16, 1, 1, 65_536), (64, 32, 2, 2, 131_072))
+PILOT_FACTORS = (0.03125, 0.0625, 0.125)
+FACTOR = 0.0625
 """Of rule (17), by the pilot."""
 
 
@@ -57,23 +58,29 @@ def run_of(
     """Return a run at ``factor`` times the learning rate of rule (17)."""
     peak = factor * peak_learning_rate(architecture.n_active(), tokens)
     return SweepRun(
-        architecture=architecture, tokens=tokens, peak=float(f"{peak:.6g}"), seed=seed
+        architecture=architecture,
+        tokens=tokens,
+        sequences=SEQUENCES,
+        peak=float(f"{peak:.6g}"),
+        seed=seed,
     )
 
 
 def grid() -> list[SweepRun]:
     """Return the runs of the grid, in a shuffled order, so that the first ones are of all kinds.
 
-    Every shape has two of the four token budgets, a factor of four apart, in turn; shapes of the
-    largest width have one.
+    Shapes of the two smaller widths have two of the four token budgets, a factor of four apart, in
+    turn; those of the third width have one, all four in turn; those of the largest, which a fit
+    holds out, the second.
     """
     runs = []
     for w, width in enumerate(WIDTHS):
         for x, experts in enumerate(EXPERTS):
             first = (w + x) % 2
-            runs += [run_of(shape(width, *experts), TOKENS[at]) for at in (first, first + 2)]
+            levels = (x % 4,) if w == len(WIDTHS) - 1 else (first, first + 2)
+            runs += [run_of(shape(width, *experts), TOKENS[at]) for at in levels]
     sparse = [experts for at, experts in enumerate(EXPERTS) if at % 3]
-    runs += [run_of(shape(LARGEST, *experts), TOKENS[2]) for experts in sparse]
+    runs += [run_of(shape(LARGEST, *experts), TOKENS[1]) for experts in sparse]
     random.Random(0).shuffle(runs)
     return runs
 
