@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moe_ref.counting import count_matmul_flops, count_parameters
     from moe_ref.errors import MoeRefError
     from moe_ref.experts import Experts, apply_grouped, apply_looped
+    from moe_ref.held_out import byte_tokens, evaluate
     from moe_ref.layer import MoELayer
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
@@ -26,15 +27,7 @@ if TYPE_CHECKING:
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
-    from moe_ref.sweeps import (
-        SweepRow,
-        SweepRun,
-        byte_tokens,
-        evaluate,
-        read_sweep,
-        sweep,
-        train_sweep_run,
-    )
+    from moe_ref.sweeps import SweepRow, SweepRun, read_sweep, sweep, train_sweep_run
     from moe_ref.training import Run, StepReport, TokenWindows, train
 
 _HOMES = {
@@ -61,10 +54,10 @@ _HOMES = {
     "adamw": "recipe",
     "apply_grouped": "experts",
     "apply_looped": "experts",
-    "byte_tokens": "sweeps",
+    "byte_tokens": "held_out",
     "count_matmul_flops": "counting",
     "count_parameters": "counting",
-    "evaluate": "sweeps",
+    "evaluate": "held_out",
     "load_checkpoint": "checkpoints",
     "mean_statistics": "statistics",
     "parameter_groups": "recipe",

@@ -8,12 +8,11 @@ runs that have no row; what was lost is the runs that were under way.
 from __future__ import annotations
 
 import csv
-import hashlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import median
 from typing import Final, Self
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 from moe_ref.errors import MoeRefError
+from moe_ref.held_out import byte_tokens, evaluate
 from moe_ref.model import ReferenceModel
 from moe_ref.recipe import WarmupStableDecay
 from moe_ref.training import Run, TokenWindows, train
@@ -32,15 +32,11 @@ from perfmodel import Architecture
 __all__ = [
     "SweepRow",
     "SweepRun",
-    "byte_tokens",
-    "evaluate",
     "read_sweep",
     "sweep",
     "train_sweep_run",
 ]
 
-HELD_OUT_SHARE: Final = 0.05
-EVALUATED_TOKENS: Final = 65_536
 _LAST_STEPS: Final = 20
 
 
@@ -178,59 +174,6 @@ class SweepRow(BaseModel):
         return self.text == text and all(getattr(self, name) == mine[name] for name in mine)
 
 
-def byte_tokens(path: str | Path) -> tuple[Tensor, Tensor, str]:
-    """Return the bytes of a file as tokens: for training, held out (the last 5 %), and their hash.
-
-    Raises
-    ------
-    MoeRefError
-        A file that cannot be read.
-    """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise MoeRefError(f"{path} cannot be read: {error.strerror}.") from error
-    tokens_N = torch.from_numpy(np.frombuffer(content, dtype=np.uint8).astype(np.int64))
-    at = len(content) - round(HELD_OUT_SHARE * len(content))
-    return tokens_N[:at], tokens_N[at:], hashlib.sha256(content).hexdigest()[:12]
-
-
-@torch.no_grad()
-def evaluate(model: ReferenceModel, tokens_N: Tensor, seq_len: int, sequences: int = 8) -> float:
-    """Return the mean cross-entropy over the first windows of a text [nat/token].
-
-    Parameters
-    ----------
-    model : ReferenceModel
-        Evaluated without noise, and left as it was.
-    tokens_N : Tensor of int64
-        The text; at most 65,536 of its targets are read, from its beginning.
-    seq_len, sequences : int
-        Tokens of a window, windows of a batch.
-
-    Raises
-    ------
-    MoeRefError
-        A text of less than one window.
-    """
-    windows = min((len(tokens_N) - 1) // seq_len, max(1, EVALUATED_TOKENS // seq_len))
-    if windows < 1:
-        raise MoeRefError(
-            f"the held-out text has {len(tokens_N)} tokens, but must have one window of "
-            f"{seq_len + 1}; nearest: {seq_len + 1}."
-        )
-    training = model.training
-    model.eval()
-    total = 0.0
-    for first in range(0, windows, sequences):
-        window_B = torch.arange(first, min(first + sequences, windows))
-        tokens_BS = tokens_N[window_B[:, None] * seq_len + torch.arange(seq_len + 1)]
-        loss = model(tokens_BS[:, :-1]).cross_entropy(tokens_BS[:, 1:])
-        total += float(loss) * len(window_B)
-    model.train(training)
-    return total / windows
-
-
 def train_sweep_run(run: SweepRun, train_N: Tensor, held_N: Tensor, text: str) -> SweepRow:
     """Train one run from its start and return its row.
 
@@ -309,7 +252,8 @@ def sweep(
     table : path
         CSV of `SweepRow`; written anew, whole, whenever a run has ended.
     workers : int
-        Processes, each with one thread; the losses do not depend on their number.
+        Processes, each with one thread; 0 trains here, with the threads that torch has. The losses
+        do not depend on their number.
     on_row : callable, optional
         Called with each new row, the rows that there are, and how many there will be.
 
@@ -318,25 +262,34 @@ def sweep(
     MoeRefError
         A row of the table that has the id of a run and is of another one or of another text.
     """
-    if workers < 1:
-        raise MoeRefError(f"workers={workers} must be at least 1; nearest: 1.")
+    if workers < 0:
+        raise MoeRefError(f"workers={workers} must be at least 0; nearest: 0.")
     rows = read_sweep(table)
     left = _left(runs, rows, byte_tokens(text)[2], table)
-    known, context = len(rows) + len(left), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin, (str(text),)) as pool:
-        pending: set[Future[SweepRow]] = {pool.submit(_train_here, run) for run in left}
-        try:
-            while pending:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                for future in done:
-                    rows.append(future.result())
-                    _write(rows, Path(table))
-                    if on_row is not None:
-                        on_row(rows[-1], len(rows), known)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    known = len(rows) + len(left)
+    for row in _trained(left, text, workers):
+        rows.append(row)
+        _write(rows, Path(table))
+        if on_row is not None:
+            on_row(row, len(rows), known)
     return rows
+
+
+def _trained(runs: Sequence[SweepRun], text: str | Path, workers: int) -> Iterator[SweepRow]:
+    """Yield the row of each run when it has ended."""
+    if not workers:
+        content = byte_tokens(text)
+        yield from (train_sweep_run(run, *content) for run in runs)
+        return
+    if not runs:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (str(text),)) as pool:
+        try:
+            for future in as_completed([pool.submit(_train_here, run) for run in runs]):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 _TEXT: list[tuple[Tensor, Tensor, str]] = []
