@@ -14,7 +14,7 @@ from lawfit import Bootstrap, FitResult, Runs, bootstrap, fit
 from moe_ref import SweepRow
 from perfmodel import Architecture
 
-HOLDOUT = "nact:0.1"
+HOLDOUT = "nact:0.15"
 DRAWS = 500
 CONVENTION = "without_embedding_and_head"
 
