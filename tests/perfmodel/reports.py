@@ -23,7 +23,6 @@ class Report(NamedTuple):
     others: tuple[str, ...] = ()  # tests whose names do not have the number
 
 
-ROUTING = "`moe_ref`: routing and its losses are not part of a plan"
 LAWS = "`lawfit`: fits of laws"
 BACKENDS = "backends of `mosaic_opt` that are not here yet"
 
@@ -72,11 +71,13 @@ REPORTS = (
     ),
     Report(37, "maxtext #4017", "counts are anchored on published ones"),
     Report(38, "tt-metal #50114", "an untied embedding is no product"),
-    Report(39, "transformers #43688, #28255, #31464", "scale of the balance loss", ROUTING),
+    Report(39, "transformers #43688, #28255, #31464", "scale of the balance loss"),
     Report(
-        40, "DeepSeek-V3 #741, transformers #45440", "masked groups are minus infinity", ROUTING
+        40,
+        "DeepSeek-V3 #741, transformers #45440",
+        "masked groups are minus infinity",
     ),
-    Report(42, "Moonlight, figure 6", "scaling factor of the gates", ROUTING),
+    Report(42, "Moonlight, figure 6", "scaling factor of the gates"),
     Report(43, "marin #7706", "bytes of expert parallelism for each token"),
     Report(
         44, "marin #749, arXiv 2404.10102", "a fit does not stop at a mean-reduced gradient", LAWS
@@ -88,8 +89,8 @@ REPORTS = (
         "",
         ("lawfit/test_laws.py::test_loss_at_the_printed_figures_of_the_optimum",),
     ),
-    Report(47, "transformers (Switch tests)", "router losses of given tensors", ROUTING),
-    Report(48, "Megatron-LM (forced balance)", "balance losses are 1 at balance", ROUTING),
+    Report(47, "transformers (Switch tests)", "router losses of given tensors"),
+    Report(48, "Megatron-LM (forced balance)", "balance losses are 1 at balance"),
     Report(49, "torchtitan #341, Megatron-LM #831, maxtext #1972", "causal scores count half"),
     Report(50, "torchtitan #280, #274, #452", "the head counts, the embedding does not"),
     Report(51, "Pai-Megatron-Patch #485, Megatron-DeepSpeed #398", "experts have their own width"),
@@ -142,8 +143,8 @@ REPORTS = (
     ),
     Report(77, "torchtitan #1593", "full recomputation counts tokens twice"),
     Report(78, "torchtitan #4394, maxtext #2494", "the router's bias is updated"),
-    Report(79, "transformers #48690", "the balance loss does not scale with replicas", ROUTING),
-    Report(80, "flashinfer #3875", "gates are gathered from scores without bias", ROUTING),
+    Report(79, "transformers #48690", "the balance loss does not scale with replicas"),
+    Report(80, "flashinfer #3875", "gates are gathered from scores without bias"),
     Report(81, "or-tools #4031, #3438, #2133, #1905, #4485", "products of variables", BACKENDS),
     Report(82, "or-tools #3193", "products with a large domain", BACKENDS),
     Report(83, "cvxpy #881, #782, #1591, #2766", "a geometric program has its closed form"),
