@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from moe_ref.counting import count_matmul_flops, count_parameters
     from moe_ref.errors import MoeRefError
     from moe_ref.experts import Experts, apply_grouped, apply_looped
+    from moe_ref.held_out import byte_tokens, evaluate
     from moe_ref.layer import MoELayer
     from moe_ref.lineage.balance import AuxiliaryLoss, cv_squared, load_balancing_loss
     from moe_ref.lineage.capacity import Capacity, CapacityRounding, DropOrder, within_capacity
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
+    from moe_ref.sweeps import SweepRow, SweepRun, read_sweep, sweep, train_sweep_run
     from moe_ref.training import Run, StepReport, TokenWindows, train
 
 _HOMES = {
@@ -97,6 +99,8 @@ _HOMES = {
     "StMoeRecipe": "lineage.gshard",
     "StMoeRouter": "lineage.gshard",
     "StepReport": "training",
+    "SweepRow": "sweeps",
+    "SweepRun": "sweeps",
     "SwiGlu": "parts",
     "SwitchRecipe": "lineage.switch",
     "SwitchRouter": "lineage.switch",
@@ -105,22 +109,27 @@ _HOMES = {
     "adamw": "recipe",
     "apply_grouped": "experts",
     "apply_looped": "experts",
+    "byte_tokens": "held_out",
     "calibrate": "microbench.calibration",
     "count_matmul_flops": "counting",
     "count_parameters": "counting",
     "cv_squared": "lineage.balance",
+    "evaluate": "held_out",
     "load_balancing_loss": "lineage.balance",
     "load_checkpoint": "checkpoints",
     "mean_statistics": "statistics",
     "parameter_groups": "recipe",
     "peak_learning_rate": "recipe",
     "probability_in_top_k": "lineage.shazeer",
+    "read_sweep": "sweeps",
     "rotation": "attention",
     "routing_statistics": "statistics",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
     "sinkhorn": "lineage.sinkhorn",
+    "sweep": "sweeps",
     "train": "training",
+    "train_sweep_run": "sweeps",
     "updated_bias": "lineage.deepseek",
     "within_capacity": "lineage.capacity",
     "z_loss": "paper_router",
@@ -170,6 +179,8 @@ __all__ = [
     "StMoeRecipe",
     "StMoeRouter",
     "StepReport",
+    "SweepRow",
+    "SweepRun",
     "SwiGlu",
     "SwitchRecipe",
     "SwitchRouter",
@@ -178,22 +189,27 @@ __all__ = [
     "adamw",
     "apply_grouped",
     "apply_looped",
+    "byte_tokens",
     "calibrate",
     "count_matmul_flops",
     "count_parameters",
     "cv_squared",
+    "evaluate",
     "load_balancing_loss",
     "load_checkpoint",
     "mean_statistics",
     "parameter_groups",
     "peak_learning_rate",
     "probability_in_top_k",
+    "read_sweep",
     "rotation",
     "routing_statistics",
     "save_checkpoint",
     "sequence_auxiliary_loss",
     "sinkhorn",
+    "sweep",
     "train",
+    "train_sweep_run",
     "updated_bias",
     "within_capacity",
     "z_loss",
