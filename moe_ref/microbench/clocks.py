@@ -15,6 +15,9 @@ Call = Callable[[], object]
 NOTICED_S = 1e-5
 """Wait for a core that counts as a disturbance [s]."""
 
+MOST_WAITED = 0.9
+"""Share of a call's time that is taken off at most; a longer wait was not within it [-]."""
+
 _TASKS = "/proc/self/task"
 
 
@@ -59,7 +62,8 @@ class CpuClock:
         if len(walls) > 1:
             disturbed += waited > NOTICED_S
             return [Sample(wall, 0.0, disturbed) for wall in walls]
-        waited = min(waited, walls[0])
+        if waited > MOST_WAITED * walls[0]:  # it waited before or after the call as well
+            return [Sample(walls[0], 0.0, disturbed + 1)]
         return [Sample(walls[0] - waited, waited, disturbed)]
 
     def wait(self) -> None:

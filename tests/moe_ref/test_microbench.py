@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from moe_ref.microbench import campaign  # noqa: E402
+from moe_ref.microbench import campaign, clocks  # noqa: E402
 from moe_ref.microbench.calibration import Calibration, calibrate, fit_folder  # noqa: E402
 from moe_ref.microbench.campaign import Effort, measure  # noqa: E402
 from moe_ref.microbench.clocks import Call, CpuClock, Sample  # noqa: E402
@@ -105,6 +105,22 @@ def test_the_clock_of_a_cpu_counts_no_less_than_nothing() -> None:
         samples = CpuClock().time([lambda: sum(range(1000))] * n)
         assert len(samples) == n
         assert all(min(sample) >= 0 for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "taken_off"), [(0.0, 0.0), (0.3, 0.3), (0.89, 0.89), (0.95, 0.0), (5.0, 0.0)]
+)
+def test_a_wait_that_was_not_within_the_call_is_not_taken_off(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, taken_off: float
+) -> None:
+    ready = iter([{"1": 7.0}, {"1": 7.0 + waited_s, "2": 0.0}])
+    ticks = iter([10.0, 11.0])
+    monkeypatch.setattr(clocks, "ready_s", lambda: next(ready))
+    monkeypatch.setattr(clocks, "perf_counter", lambda: next(ticks))
+    (sample,) = CpuClock().time([lambda: None])
+    assert sample.seconds == pytest.approx(1.0 - taken_off)
+    assert sample.waited == pytest.approx(taken_off)
+    assert sample.disturbed >= (taken_off != waited_s)
 
 
 def test_short_calls_are_looked_after_together() -> None:
