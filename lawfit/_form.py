@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from lawfit._curve import AnyForm, BoolArray
-from lawfit._posynomial import Posynomial, posynomial
+from lawfit._posynomial import Posynomial, moves, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
 from lawfit.general import GeneralLaw, PosynomialLaw
+from lawfit.runs import RUN_VARIABLES
 
 LARGEST = 1e30
 """Largest coefficient that a fit looks at, and one over the smallest that must be above 0."""
@@ -153,10 +154,6 @@ def posynomial_of(
     return found if set(form.names) <= set(found.names) else None
 
 
-RUN_VARIABLES = ("n_total", "n_active", "tokens", "expert_split")
-"""Variables of every `ScalingLaw`, in the order of `Monomial.exponents`."""
-
-
 def _rest(law: type[AnyForm] | AnyForm, kind: type[AnyForm]) -> dict[str, Any]:
     """Return the fields of the law, or the defaults of its class."""
     if not isinstance(law, type):
@@ -178,7 +175,7 @@ def _coefficients(kind: type[AnyForm], rest: Mapping[str, Any]) -> tuple[str, ..
     names = [name for name, field in kind.model_fields.items() if field.annotation is float]
     if issubclass(kind, PosynomialLaw | ScalingLaw):
         law = kind.model_construct(**{**rest, **dict.fromkeys(names, 1.0)})
-        still = [name for name in names if name not in _moving(law, dict.fromkeys(names, 0.7))]
+        still = [name for name in names if not moves(law, name)]
         if lacking := [name for name in still if name not in rest]:
             raise LawError(
                 f"{kind.__name__} has the field {lacking[0]}, which is in none of its terms, so "
@@ -186,15 +183,6 @@ def _coefficients(kind: type[AnyForm], rest: Mapping[str, Any]) -> tuple[str, ..
             )
         names = [name for name in names if name not in still]
     return tuple(names)
-
-
-def _moving(law: PosynomialLaw | ScalingLaw, values: Mapping[str, float]) -> dict[str, float]:
-    """Return those of these fields that move a term of the law."""
-    return {
-        name: value
-        for name, value in values.items()
-        if law.model_copy(update={name: 0.7}).terms != law.model_copy(update={name: 1.3}).terms
-    }
 
 
 def _refused(kind: type[AnyForm], value: float) -> set[str]:

@@ -18,8 +18,9 @@ import numpy as np
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
-from lawfit.candidates import POINT, Candidates
+from lawfit.candidates import Candidates
 from lawfit.result import FitResult
+from lawfit.runs import RUN_VARIABLES
 
 _SINGULAR = 1e-13
 """Least over largest eigenvalue of the scaled information from which the runs determine no law."""
@@ -77,11 +78,10 @@ def known(
         The runs do not determine the law, or no parameter is free.
     """
     logs = found.train.logs()
-    asked = np.log(np.array([candidates.column(name) for name in POINT]))
+    asked = np.log(np.array([candidates.column(name) for name in RUN_VARIABLES]))
     rows, more = len(found.train), len(candidates)
-    fixed = {name: c.value for name, c in found.coefficients.items() if c.fixed}
     form = posynomial(
-        law, np.concatenate([logs.variables, asked, points], axis=1), logs.loss, fixed
+        law, np.concatenate([logs.variables, asked, points], axis=1), logs.loss, found.fixed
     )
     names = free_parameters(found, form)
     free = list(names.values())
@@ -182,7 +182,7 @@ def residual_noise(found: FitResult) -> float:
         There are no more runs than free coefficients, or no residual.
     """
     train = found.train
-    predicted = found.law.loss(**{name: train.column(name) for name in POINT})
+    predicted = found.law.loss(**train.point())
     residual = np.log(predicted) - np.log(train.column("loss"))
     sizes = np.sort(np.sqrt(train.column("weight")) * np.abs(residual))
     free = sum(c.at_bound is None and not c.fixed for c in found.coefficients.values())

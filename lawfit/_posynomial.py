@@ -155,7 +155,7 @@ def posynomial(
     fields = [
         name
         for name in type(law).model_fields
-        if isinstance(getattr(law, name), float) and _moves(law, name)
+        if isinstance(getattr(law, name), float) and moves(law, name)
     ]
     prefactors = _prefactors(law, fields)
     exponents = [name for name in fields if name not in prefactors]
@@ -216,7 +216,8 @@ def _exponents(law: TermLaw, values: Mapping[str, float]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
-def _moves(law: TermLaw, name: str) -> bool:
+def moves(law: TermLaw, name: str) -> bool:
+    """Return whether a field is in any term of the law."""
     return _with(law, {name: 0.7}).terms != _with(law, {name: 1.3}).terms
 
 

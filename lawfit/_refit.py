@@ -106,8 +106,7 @@ def at_optimum(found: FitResult, origin: Collection[str] = ()) -> AtOptimum:
         Prefactors whose logarithm is to be a parameter itself, and not the term at the centre.
     """
     logs = found.train.logs()
-    fixed = {name: each.value for name, each in found.coefficients.items() if each.fixed}
-    form = posynomial(found.law, logs.variables, logs.loss, fixed, origin)
+    form = posynomial(found.law, logs.variables, logs.loss, found.fixed, origin)
     delta = math.inf if found.delta is None else found.delta
     problem = Problem.of(form, logs.loss, found.train.column("weight"), delta)
     point = form.point({name: each.value for name, each in found.coefficients.items()})

@@ -10,11 +10,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lawfit._values import FloatArray, LawError
-from lawfit.runs import Runs
+from lawfit.runs import RUN_VARIABLES, Runs
 
 __all__ = ["Candidates"]
-
-POINT = ("n_total", "n_active", "tokens", "expert_split")
 
 _SIZES, _DENSITIES, _SPLITS, _RATIOS = 8, 4, 5, 5
 """Levels of a grid, where the runs have more."""
@@ -51,7 +49,7 @@ class Candidates(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Candidates:
-        for name in (*POINT, "cost"):
+        for name in (*RUN_VARIABLES, "cost"):
             values = getattr(self, name)
             if len(values) != len(self.n_total):
                 raise ValueError(
@@ -205,7 +203,7 @@ class Candidates(BaseModel):
         """
         if not len(rows) or not all(0 <= row < len(self) for row in rows):
             raise LawError(f"rows must name at least one of 0 to {len(self) - 1}, and no other.")
-        names = (*POINT, "cost")
+        names = (*RUN_VARIABLES, "cost")
         return Candidates(**{name: tuple(getattr(self, name)[k] for k in rows) for name in names})
 
     def random(self, budget: float, seed: int, *, most_runs: int | None = None) -> Candidates:

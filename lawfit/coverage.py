@@ -127,8 +127,7 @@ def simulated_runs(law: AnyLaw, runs: Runs, noise: float, seed: int) -> Runs:
     seed : int
         Of the noise.
     """
-    names = ("n_total", "n_active", "tokens", "expert_split")
-    loss = np.asarray(law.loss(**{name: runs.column(name) for name in names}))
+    loss = np.asarray(law.loss(**runs.point()))
     size = noise / np.sqrt(runs.column("weight"))
     error = size * np.random.default_rng(seed).standard_normal(len(runs))
     update = {
@@ -219,7 +218,7 @@ def interval_coverage(
         refits = _refits(found, methods, draws, seed + k)
         lost += refits["percentile"].not_converged if "percentile" in refits else 0
         for method in methods:
-            for name in [name for name, each in found.coefficients.items() if not each.fixed]:
+            for name in found.moving:
                 hit, width = _holds(found, refits, name, method, level, float(getattr(law, name)))
                 inside.setdefault((method, name), []).append(hit)
                 if width is not None:

@@ -14,7 +14,7 @@ from lawfit._relaxed import relaxed
 from lawfit._search import Purse, whole
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
-from lawfit.candidates import POINT, Candidates, rounded_up
+from lawfit.candidates import Candidates, rounded_up
 from lawfit.ensemble import LawEnsemble
 from lawfit.goals import (
     ChoiceGoal,
@@ -27,7 +27,7 @@ from lawfit.goals import (
 )
 from lawfit.laws import PerSplitLaw
 from lawfit.result import FitResult
-from lawfit.runs import Remark
+from lawfit.runs import RUN_VARIABLES, Remark
 from lawfit.validity import Interval, ValidRange
 
 __all__ = ["next_runs"]
@@ -226,7 +226,7 @@ def _points(goal: Goal, law: ScalingLaw) -> FloatArray:
     """Return the logarithms of the points that a goal asks of, shape (4, points)."""
     if isinstance(goal, CoefficientGoal):
         return np.zeros((4, 0))
-    point = {name: np.atleast_1d(getattr(goal, name)).astype(float) for name in POINT}
+    point = {name: np.atleast_1d(getattr(goal, name)).astype(float) for name in RUN_VARIABLES}
     law.loss(**point)  # refuses what is no run
     return np.asarray(np.log(np.array(list(point.values()))))
 
@@ -236,7 +236,7 @@ def _chosen(found: FitResult, possible: Candidates, counts: FloatArray) -> tuple
     bounds = _widened(found.law.valid_range)
     runs = []
     for at in np.flatnonzero(counts):
-        point = {name: getattr(possible, name)[at] for name in POINT}
+        point = {name: getattr(possible, name)[at] for name in RUN_VARIABLES}
         outside = bounds.flags(**point)
         runs.append(
             ChosenRun(
@@ -293,7 +293,9 @@ def _remarks(
         )
     if isinstance(goal, PredictionGoal | ChoiceGoal):
         for point in np.exp(_points(goal, found.law)).T.tolist():
-            flags = _widened(found.law.valid_range).flags(**dict(zip(POINT, point, strict=True)))
+            flags = _widened(found.law.valid_range).flags(
+                **dict(zip(RUN_VARIABLES, point, strict=True))
+            )
             if flags:
                 say(
                     "goal_outside",

@@ -14,9 +14,10 @@ from lawfit._information import free_parameters, stated_noise
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
-from lawfit.candidates import POINT, Candidates
+from lawfit.candidates import Candidates
 from lawfit.goals import ChoiceGoal, CoefficientGoal, Goal, NextRuns, PredictionGoal
 from lawfit.result import FitResult
+from lawfit.runs import RUN_VARIABLES
 
 __all__ = ["SimulatedError", "SimulatedRuns", "simulate_next_runs"]
 
@@ -177,12 +178,11 @@ def _joined(found: FitResult, new: Candidates | None) -> _Joined:
     train = found.train
     point = {
         name: np.concatenate([train.column(name), [] if new is None else new.column(name)])
-        for name in POINT
+        for name in RUN_VARIABLES
     }
     more = 0 if new is None else len(new)
-    fixed = {name: c.value for name, c in found.coefficients.items() if c.fixed}
     log_loss = np.log(np.asarray(found.law.loss(**point)))
-    form = posynomial(found.law, np.log(np.array([*point.values()])), log_loss, fixed)
+    form = posynomial(found.law, np.log(np.array([*point.values()])), log_loss, found.fixed)
     return _Joined(point, np.concatenate([train.column("weight"), np.ones(more)]), form)
 
 
@@ -201,7 +201,7 @@ def _misses(
             for some in (laws, truths)
         )
         return names, found - true
-    point = {name: np.atleast_1d(getattr(goal, name)).astype(float) for name in POINT}
+    point = {name: np.atleast_1d(getattr(goal, name)).astype(float) for name in RUN_VARIABLES}
     found, true = (np.array([law.loss(**point) for law in some]) for some in (laws, truths))
     if isinstance(goal, PredictionGoal):
         return ("log L",), np.log(found) - np.log(true)
@@ -220,7 +220,7 @@ def _regrets(
     goal: ChoiceGoal, laws: Sequence[ScalingLaw], truths: tuple[ScalingLaw, ...]
 ) -> FloatArray:
     """Return the loss of what each law chooses over the least under its truth, shape (sets,)."""
-    point = {name: np.array(getattr(goal, name), dtype=float) for name in POINT}
+    point = {name: np.array(getattr(goal, name), dtype=float) for name in RUN_VARIABLES}
     chosen = np.array([goal.lead(law) for law in laws])
     true = np.array([law.loss(**point) for law in truths])
     return np.asarray(true[np.arange(len(true)), chosen] - true.min(axis=1))

@@ -297,13 +297,7 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
 
 
 def _rmse(law: AnyLaw, runs: Runs) -> float:
-    predicted = law.loss(
-        n_total=runs.column("n_total"),
-        n_active=runs.column("n_active"),
-        tokens=runs.column("tokens"),
-        expert_split=runs.column("expert_split"),
-    )
-    miss = predicted - runs.column("loss")
+    miss = law.loss(**runs.point()) - runs.column("loss")
     return float(np.sqrt(np.average(miss * miss, weights=runs.column("weight"))))
 
 

@@ -27,13 +27,14 @@ import numpy as np
 
 from lawfit._curve import AnyForm, Curve
 from lawfit._descent import Problem, descend
-from lawfit._form import RUN_VARIABLES, Form, form_of, posynomial_of
+from lawfit._form import Form, form_of, posynomial_of
 from lawfit._general_descent import Task, descend_any
 from lawfit._posynomial import Posynomial
 from lawfit._values import FloatArray, LawError, finite, log_point, positive
 from lawfit.fitting import starting_points, width_of
 from lawfit.general import GeneralLaw
 from lawfit.general_result import Ends, GeneralFit, Table, best_end, result_of
+from lawfit.runs import RUN_VARIABLES
 
 __all__ = ["fit_general"]
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lawfit._values import LawError
 from lawfit.base import ScalingLaw
-from lawfit.candidates import POINT, Candidates
-from lawfit.runs import Remark
+from lawfit.candidates import Candidates
+from lawfit.runs import RUN_VARIABLES, Remark
 
 __all__ = [
     "ChoiceGoal",
@@ -105,7 +105,7 @@ class ChoiceGoal(BaseModel):
         rows = len(self.n_total)
         if rows < 2:
             raise ValueError(f"the choice has {rows} architectures, but must have at least 2")
-        for column in (*POINT[1:], *(("name",) if self.name else ())):
+        for column in (*RUN_VARIABLES[1:], *(("name",) if self.name else ())):
             if len(getattr(self, column)) != rows:
                 raise ValueError(
                     f"{column} has {len(getattr(self, column))} rows and n_total {rows}, but all "
@@ -121,7 +121,7 @@ class ChoiceGoal(BaseModel):
         LawError
             As `ScalingLaw.loss`.
         """
-        point = {name: np.array(getattr(self, name), dtype=float) for name in POINT}
+        point = {name: np.array(getattr(self, name), dtype=float) for name in RUN_VARIABLES}
         return int(np.argmin(law.loss(**point)))
 
     def differences(self, lead: int) -> tuple[str, ...]:
@@ -244,7 +244,7 @@ class NextRuns(BaseModel):
         """Return the runs as a table, a row for each repeat."""
         rows = [run for run in self.runs for _ in range(run.repeats)]
         return Candidates(
-            **{name: tuple(getattr(run, name) for run in rows) for name in POINT},
+            **{name: tuple(getattr(run, name) for run in rows) for name in RUN_VARIABLES},
             cost=tuple(run.cost / run.repeats for run in rows),
         )
 

@@ -143,7 +143,7 @@ def ridge_scan(
     rows = [
         _row(found, name, float(spread))
         for name, spread in zip(form.names, np.ptp(raw, axis=0), strict=True)
-        if not found.coefficients[name].fixed
+        if name in found.moving
     ]
     return RidgeScan(rows=tuple(rows), starts=starts, within=len(near), rule=RULE, seed=seed)
 

@@ -261,7 +261,7 @@ def profile(
     if points < 3:
         raise LawError(f"points is {points}, but a curve needs at least 3; the nearest is 3.")
     if names is None:
-        names = [name for name, each in found.coefficients.items() if not each.fixed]
+        names = found.moving
     elif isinstance(names, str):
         names = [names]
     curves = {}

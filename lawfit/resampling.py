@@ -99,10 +99,11 @@ def bootstrap(
     free = np.array([form.free(point) for point in points], dtype=bool).reshape(bound.shape)
     vanished = moving & ~free & ~bound
 
-    def raw(each: FloatArray) -> tuple[tuple[float, ...], ...]:
-        return tuple(tuple({**form.raw(x), **fixed}.values()) for x in each)
+    held = found.fixed
 
-    fixed = {name: each.value for name, each in found.coefficients.items() if each.fixed}
+    def raw(each: FloatArray) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple({**form.raw(x), **held}.values()) for x in each)
+
     return Bootstrap(
         fit=found,
         kind=kind,

@@ -151,6 +151,16 @@ class FitResult(BaseModel):
     train: Runs
     held: Runs | None
 
+    @property
+    def fixed(self) -> dict[str, float]:
+        """Coefficients that the user held, with their values."""
+        return {name: each.value for name, each in self.coefficients.items() if each.fixed}
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Names of the others, in the order of `coefficients`."""
+        return tuple(name for name, each in self.coefficients.items() if not each.fixed)
+
     def ensemble(
         self, draws: int, seed: int, method: Literal["laplace", "wild", "pairs"] = "laplace"
     ) -> LawEnsemble:

@@ -23,7 +23,10 @@ __all__ = ["NOT_STATED", "Remark", "Runs", "held_out"]
 NOT_STATED = "not stated"
 """The convention of runs whose source does not say what their parameters count."""
 
-COLUMNS = ("n_total", "n_active", "tokens", "expert_split", "loss", "weight")
+RUN_VARIABLES = ("n_total", "n_active", "tokens", "expert_split")
+"""Variables of every `ScalingLaw`, in the order of `Monomial.exponents`."""
+
+COLUMNS = (*RUN_VARIABLES, "loss", "weight")
 
 _BITS_PER_TOKEN, _BITS_PER_BYTE = 1.3, 0.55
 """Median loss over that of a published law at the same counts, outside which units look wrong.
@@ -238,6 +241,10 @@ class Runs(BaseModel):
         """Return one column of numbers, shape (runs,)."""
         return np.array(getattr(self, name), dtype=np.float64)
 
+    def point(self) -> dict[str, FloatArray]:
+        """Return the variables by name, as `ScalingLaw.loss` takes them, each of shape (runs,)."""
+        return {name: self.column(name) for name in RUN_VARIABLES}
+
     def logs(self) -> _Logs:
         """Return the logarithms of the variables and of the loss."""
         return _Logs(*(np.log(self.column(name)) for name in COLUMNS[:5]))
@@ -288,7 +295,7 @@ class Runs(BaseModel):
         return [Remark(reason="duplicate", sentence=sentence)]
 
     def _unit(self) -> list[Remark]:
-        point = {name: self.column(name) for name in COLUMNS[:4]}
+        point = self.point()
         dense = point["n_active"] == point["n_total"]
         usual = np.where(dense, CHINCHILLA_EPOCH.loss(**point), MOSAIC_TABLE2.loss(**point))
         ratio = float(np.median(self.column("loss") / usual))

@@ -240,12 +240,7 @@ def _groups(found: FitResult) -> list[tuple[str, Runs, dict[str, object]]]:
 
 
 def _predicted(found: FitResult, runs: Runs) -> FloatArray:
-    return found.law.loss(
-        n_total=runs.column("n_total"),
-        n_active=runs.column("n_active"),
-        tokens=runs.column("tokens"),
-        expert_split=runs.column("expert_split"),
-    )
+    return found.law.loss(**runs.point())
 
 
 def _covariate(runs: Runs, name: str) -> FloatArray:

@@ -210,7 +210,7 @@ class FitReport(_Finite):
         intervals = refits = None
         if bootstrap is not None:
             try:
-                ends = {name: _ends(bootstrap, name, level) for name in _moving(found)}
+                ends = {name: _ends(bootstrap, name, level) for name in found.moving}
                 intervals = Intervals(
                     method=f"percentiles of converged refits, {bootstrap.kind} bootstrap",
                     level=level,
@@ -346,10 +346,6 @@ class FitReport(_Finite):
 
 def _one_line(document: str) -> str:
     return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", document)
-
-
-def _moving(found: FitResult) -> list[str]:
-    return [name for name, one in found.coefficients.items() if not one.fixed]
 
 
 def _ends(
