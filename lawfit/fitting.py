@@ -13,10 +13,18 @@ from typing import Literal
 import numpy as np
 
 from lawfit._covariance import sandwich
-from lawfit._descent import GRADIENT, Found, Problem, descend
+from lawfit._descent import Found, Problem, descend
 from lawfit._misfit import Optimum, remarks
 from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
+from lawfit._verdict import (
+    agreeing,
+    best_end,
+    doubts,
+    provenance,
+    starts_needed,
+    weighted_rms,
+)
 from lawfit.laws import AnyLaw, ChinchillaLaw, JointLaw, PerSplitLaw
 from lawfit.result import Coefficient, Covariance, FitResult
 from lawfit.runs import Remark, Runs, held_out
@@ -30,14 +38,8 @@ KINDS: Mapping[str, type[JointLaw] | type[PerSplitLaw] | type[ChinchillaLaw]] = 
     "chinchilla": ChinchillaLaw,
 }
 
-AGREEMENT = 1e-6
-"""Relative difference in objective within which two starts agree."""
-
 _FLAT = 1e-9
 """Range of ``log L`` below which the losses of runs are all the same."""
-
-_AGREE_LEAST, _AGREE_SHARE = 2, 0.05
-"""Starts that must agree, at least, and as a share of all."""
 
 
 def fit(
@@ -140,11 +142,6 @@ def fit(
     )
 
 
-def starts_needed(starts: int) -> int:
-    """Return how many of the starts must agree before the best counts as the optimum."""
-    return max(_AGREE_LEAST, math.ceil(_AGREE_SHARE * starts))
-
-
 def _check_levels(form: Posynomial) -> None:
     """Refuse runs that say nothing at all of an exponent."""
     for k in range(form.terms, len(form.names)):
@@ -188,25 +185,13 @@ def _result(
     remarks_of_table: tuple[Remark, ...],
 ) -> FitResult:
     form = problem.form
-    best = _best(problem, found)
-    point = found.points[best]
-    margin = AGREEMENT * found.value[best] + problem.rounding[0]
-    agree = int((found.converged & (found.value <= found.value[best] + margin)).sum())
-    starts = len(found.value)
-    needed = starts_needed(starts)
+    ends = found.value, found.converged, float(problem.rounding[0])
+    best = best_end(*ends, by=found.value)
+    point, stationary = found.points[best], bool(found.converged[best])
+    gradient = float(found.gradient[best])
+    starts, agree = len(found.value), agreeing(*ends, best)
     warnings = [*remarks_of_table]
-    if not found.converged[best]:
-        sentence = (
-            f"No start of the best objective reached a stationary point: the relative projected "
-            f"gradient is {found.gradient[best]:.2g} (limit {GRADIENT:g}), or a step still gains."
-        )
-        warnings.append(Remark(reason="not_stationary", sentence=sentence))
-    if agree < needed:
-        sentence = (
-            f"{agree} of {starts} starts end at the best objective, but {needed} must agree before "
-            "it counts as the optimum; ask for more starts."
-        )
-        warnings.append(Remark(reason="few_starts_agree", sentence=sentence))
+    warnings += doubts(stationary, gradient, agree, starts, "ask for more starts")
     log_loss, slopes, _ = form.slopes(point[None])
     residual = log_loss[0] - problem.log_loss[0]
     optimum = Optimum(form, point, form.free(point), slopes[0], residual)
@@ -216,12 +201,11 @@ def _result(
         sentence = "The information at the optimum is singular, so there is no covariance."
         warnings.append(Remark(reason="no_covariance", sentence=sentence))
     values = {**form.raw(point), **fixed}
-    width = "least squares" if objective == "least_squares" else f"Huber(delta={problem.delta:g})"
     law = type(prototype).model_validate(
         {
             **prototype.model_dump(),
             **values,
-            "source": f"fit of {len(train)} runs ({train.source}), sum of {width} on log L",
+            "source": provenance(len(train), train.source, problem.delta, "log L"),
             "convention": train.convention,
             "valid_range": _range(train),
         }
@@ -246,8 +230,8 @@ def _result(
         objective=float(found.value[best]),
         loss_function=objective,
         delta=problem.delta if objective == "huber" else None,
-        converged=bool(found.converged[best]) and agree >= needed,
-        gradient_norm=float(found.gradient[best]),
+        converged=stationary and agree >= starts_needed(starts),
+        gradient_norm=gradient,
         starts=starts,
         starts_agreeing=agree,
         n_train=len(train),
@@ -264,14 +248,6 @@ def _result(
         train=train,
         held=held,
     )
-
-
-def _best(problem: Problem, found: Found) -> int:
-    """Return the start of least objective, a converged one where it is as good."""
-    least = int(np.argmin(found.value))
-    margin = 1e-9 * found.value[least] + problem.rounding[0]
-    good = np.flatnonzero(found.converged & (found.value <= found.value[least] + margin))
-    return int(good[np.argmin(found.value[good])]) if good.size else least
 
 
 def _side(form: Posynomial, point: FloatArray, k: int) -> Literal["lower", "upper"] | None:
@@ -297,8 +273,7 @@ def _covariance(optimum: Optimum, problem: Problem) -> Covariance | None:
 
 
 def _rmse(law: AnyLaw, runs: Runs) -> float:
-    miss = law.loss(**runs.point()) - runs.column("loss")
-    return float(np.sqrt(np.average(miss * miss, weights=runs.column("weight"))))
+    return weighted_rms(law.loss(**runs.point()) - runs.column("loss"), runs.column("weight"))
 
 
 def _range(runs: Runs) -> ValidRange:

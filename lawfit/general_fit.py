@@ -33,7 +33,7 @@ from lawfit._posynomial import Posynomial
 from lawfit._values import FloatArray, LawError, finite, log_point, positive
 from lawfit.fitting import starting_points, width_of
 from lawfit.general import GeneralLaw
-from lawfit.general_result import Ends, GeneralFit, Table, best_end, result_of
+from lawfit.general_result import Ends, GeneralFit, Table, result_of
 from lawfit.runs import RUN_VARIABLES
 
 __all__ = ["fit_general"]
@@ -133,14 +133,14 @@ def fit_general(
     generator = np.random.default_rng(rng)
     if terms is not None:
         ends = _by_terms(terms, form, table, width, starts, generator, progress)
-        curve = curve.probed(ends.points[[best_end(ends)]])
+        curve = curve.probed(ends.points[[ends.best]])
     else:
         task = Task.of(curve, table.loss, table.weight, (form.lower, form.upper), width)
         task = task._replace(logged=form.logged)
         first = _first(form, task, starts, ranges, generator)
         curve = curve.probed(first[:_PROBES])
         ends = _by_values(form, task._replace(curve=curve), first, progress)
-        if curve.turned and not curve.agrees(ends.points[best_end(ends)]):
+        if curve.turned and not curve.agrees(ends.points[ends.best]):
             curve = curve._replace(turned=False)
             ends = _by_values(form, task._replace(curve=curve), first, progress)
     engine: Literal["terms", "values"] = "values" if terms is None else "terms"

@@ -11,12 +11,18 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny
 
 from lawfit._covariance import classical, sandwich
 from lawfit._curve import BoolArray, Curve
-from lawfit._descent import GRADIENT
 from lawfit._form import Form
 from lawfit._misfit import condition_of, few, lacking, outlying, trading
 from lawfit._values import FloatArray
+from lawfit._verdict import (
+    agreeing,
+    best_end,
+    doubts,
+    provenance,
+    starts_needed,
+    weighted_rms,
+)
 from lawfit.base import ScalingLaw
-from lawfit.fitting import AGREEMENT, starts_needed
 from lawfit.general import GeneralLaw
 from lawfit.result import Coefficient, Covariance
 from lawfit.runs import Remark
@@ -113,13 +119,10 @@ class Ends(NamedTuple):
     sides: FloatArray
     rounding: float
 
-
-def best_end(ends: Ends) -> int:
-    """Return the end of least objective, a stationary one where it is as good."""
-    least = int(np.argmin(ends.value))
-    margin = 1e-9 * ends.value[least] + ends.rounding
-    good = np.flatnonzero(ends.stationary & (ends.value <= ends.value[least] + margin))
-    return int(good[np.argmin(ends.gradient[good])]) if good.size else least
+    @property
+    def best(self) -> int:
+        """The end of least objective, of stationary ones as good the one of least gradient."""
+        return best_end(self.value, self.stationary, self.rounding, by=self.gradient)
 
 
 def result_of(
@@ -133,10 +136,10 @@ def result_of(
     engine: Literal["terms", "values"],
 ) -> GeneralFit:
     """Return the fit of the best end, with what speaks against it."""
-    best = best_end(ends)
+    best = ends.best
     point, sides = ends.points[best], ends.sides[best]
-    margin = AGREEMENT * ends.value[best] + ends.rounding
-    agree = int((ends.stationary & (ends.value <= ends.value[best] + margin)).sum())
+    agree = agreeing(ends.value, ends.stationary, ends.rounding, best)
+    stationary, gradient = bool(ends.stationary[best]), float(ends.gradient[best])
     starts, rows = len(ends.value), len(table.loss)
     target = np.log(table.loss) if curve.logs else table.loss
     residual = curve.values(point[None])[0] - target
@@ -145,7 +148,8 @@ def result_of(
     free = (sides == 0.0) & (reach > np.where(form.logged, _MOVES * curve.size, 0.0))
     names = [name for name, moves in zip(form.names, free, strict=True) if moves]
     matrix = _covariance(slopes[:, free], residual, table.weight, width)
-    warnings = _doubts(ends, best, agree, starts)
+    advice = "ask for more starts, or give ranges"
+    warnings = doubts(stationary, gradient, agree, starts, advice)
     warnings += _at_bounds(form, point, sides, free)
     warnings += few(rows, len(names))
     if names:
@@ -157,31 +161,28 @@ def result_of(
     if logs:
         warnings += lacking(slopes[:, free], residual, table.weight, np.array(logs), None)
     ids = [f"run {k}" for k in range(rows)]
-    warnings += outlying(residual, table.weight, ids, "log L" if curve.logs else "L")
-    how = "least squares" if objective == "least_squares" else f"Huber(delta={width:g})"
     what = "log L" if curve.logs else "L"
+    warnings += outlying(residual, table.weight, ids, what)
     law = curve.law(point)
     predicted = curve._replace(logs=False).values(point[None])[0]
     return GeneralFit(
-        law=law.model_copy(
-            update={"source": f"fit of {rows} runs ({source}), sum of {how} on {what}"}
-        ),
+        law=law.model_copy(update={"source": provenance(rows, source, width, what)}),
         coefficients=_coefficients(form, point, sides),
         objective=float(ends.value[best]),
         loss_function=objective,
         delta=width if objective == "huber" else None,
         on="log" if curve.logs else "loss",
         engine=engine,
-        stationary=bool(ends.stationary[best]),
-        converged=bool(ends.stationary[best]) and agree >= starts_needed(starts),
-        gradient_norm=float(ends.gradient[best]),
+        stationary=stationary,
+        converged=stationary and agree >= starts_needed(starts),
+        gradient_norm=gradient,
         starts=starts,
         starts_agreeing=agree,
         n_runs=rows,
-        rmse=_rmse(predicted - table.loss, table.weight),
+        rmse=weighted_rms(predicted - table.loss, table.weight),
         rmse_log=None
         if min(predicted.min(), table.loss.min()) <= 0.0
-        else _rmse(np.log(predicted / table.loss), table.weight),
+        else weighted_rms(np.log(predicted / table.loss), table.weight),
         covariance=None
         if matrix is None
         else Covariance(names=tuple(names), matrix=tuple(tuple(row) for row in matrix.tolist())),
@@ -208,23 +209,6 @@ def _coefficients(form: Form, point: FloatArray, sides: FloatArray) -> dict[str,
     return found
 
 
-def _doubts(ends: Ends, best: int, agree: int, starts: int) -> list[Remark]:
-    found = []
-    if not ends.stationary[best]:
-        sentence = (
-            f"No start of the best objective reached a stationary point: the relative projected "
-            f"gradient is {ends.gradient[best]:.2g} (limit {GRADIENT:g}), or a step still gains."
-        )
-        found.append(Remark(reason="not_stationary", sentence=sentence))
-    if agree < starts_needed(starts):
-        sentence = (
-            f"{agree} of {starts} starts end at the best objective, but {starts_needed(starts)} "
-            "must agree before it counts as the optimum; ask for more starts, or give ranges."
-        )
-        found.append(Remark(reason="few_starts_agree", sentence=sentence))
-    return found
-
-
 def _at_bounds(form: Form, point: FloatArray, sides: FloatArray, free: BoolArray) -> list[Remark]:
     found = []
     for name, value, side, moves in zip(form.names, point, sides, free, strict=True):
@@ -236,7 +220,3 @@ def _at_bounds(form: Form, point: FloatArray, sides: FloatArray, free: BoolArray
             text = f"{name} moves no prediction at the optimum, so its value means nothing."
             found.append(Remark(reason="no_influence", sentence=text))
     return found
-
-
-def _rmse(miss: FloatArray, weight: FloatArray) -> float:
-    return float(np.sqrt(np.average(miss * miss, weights=weight)))
