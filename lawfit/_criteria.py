@@ -45,26 +45,30 @@ class LogVariance(NamedTuple):
 
     def value(self, counts: FloatArray) -> float:
         """Return it [-]; its exponential is a variance, the s-th root of a determinant."""
-        inner = np.matmul(self.goal, _inverse_on(self.runs, counts, self.goal))
-        return float(np.linalg.slogdet(inner)[1].mean() / self.goal.shape[1])
+        return self._of(_inverse_on(self.runs, counts, self.goal))
 
     def after_each(self, counts: FloatArray) -> FloatArray:
         """Return it after one more run of each, by the rank of one of the change."""
         solved = _inverse_on(self.runs, counts, self.runs)
         own = (self.runs * solved.swapaxes(1, 2)).sum(axis=2)
-        inside = self._toward(counts) / (1.0 + own)
-        return self.value(counts) + self._mean(np.log1p(-inside))
+        left = _inverse_on(self.runs, counts, self.goal)
+        inside = self._toward(left) / (1.0 + own)
+        return self._of(left) + self._mean(np.log1p(-inside))
 
     def sensitivity(self, counts: FloatArray) -> FloatArray:
         """Return minus its derivatives in the counts, shape (candidates,)."""
-        return self._mean(self._toward(counts))
+        return self._mean(self._toward(_inverse_on(self.runs, counts, self.goal)))
 
     def _mean(self, values: FloatArray) -> FloatArray:
         return np.asarray(values.mean(axis=0) / self.goal.shape[1])
 
-    def _toward(self, counts: FloatArray) -> FloatArray:
+    def _of(self, left: FloatArray) -> float:
+        """Return the value from ``M^-1 K``, shape (views, free, s)."""
+        sizes = np.linalg.slogdet(np.matmul(self.goal, left))[1]
+        return float(sizes.mean() / self.goal.shape[1])
+
+    def _toward(self, left: FloatArray) -> FloatArray:
         """Return ``u' M^-1 K (K' M^-1 K)^-1 K' M^-1 u``, shape (views, candidates)."""
-        left = _inverse_on(self.runs, counts, self.goal)
         across = np.matmul(self.runs, left)
         inner = np.linalg.inv(np.matmul(self.goal, left))
         return np.asarray((across * np.matmul(across, inner)).sum(axis=2))
@@ -91,16 +95,31 @@ class Regret(NamedTuple):
         ``mu`` [nats/token].
     sample : ndarray of shape (points, architectures)
         Of standard normals.
+    square : ndarray of shape (views, architectures, architectures)
+        ``G G'``.
+    best : float
+        Expected loss of the best architecture [nats/token].
     """
 
     runs: FloatArray
     spread: FloatArray
     mean: FloatArray
     sample: FloatArray
+    square: FloatArray
+    best: float
+
+    @classmethod
+    def of(
+        cls, runs: FloatArray, spread: FloatArray, mean: FloatArray, sample: FloatArray
+    ) -> Regret:
+        """Return the regret of these beliefs."""
+        square = np.asarray(np.matmul(spread, spread.swapaxes(1, 2)))
+        best = float(_least(square, mean, sample).mean())
+        return cls(runs, spread, mean, sample, square, best)
 
     def value(self, counts: FloatArray) -> float:
         """Return it [nats/token]."""
-        return max(float(self._least(self._resolved(counts)).mean() - self._best()), 0.0)
+        return max(float(self._least(self._resolved(counts)).mean() - self.best), 0.0)
 
     def after_each(self, counts: FloatArray) -> FloatArray:
         """Return it after one more run of each [nats/token]."""
@@ -111,22 +130,23 @@ class Regret(NamedTuple):
         found = np.empty((len(self.runs), self.runs.shape[1]))
         for view, (start, steps) in enumerate(zip(now, across, strict=True)):
             found[view] = self._least(start + np.einsum("kc,lc->ckl", steps, steps))
-        return np.asarray(found.mean(axis=0) - self._best())
+        return np.asarray(found.mean(axis=0) - self.best)
 
     def _resolved(self, counts: FloatArray) -> FloatArray:
         """Return ``R``, shape (views, architectures, architectures)."""
         left = np.matmul(self.spread, _inverse_on(self.runs, counts, self.spread))
-        return np.asarray(np.matmul(self.spread, self.spread.swapaxes(1, 2)) - left)
-
-    def _best(self) -> float:
-        return float(self._least(np.matmul(self.spread, self.spread.swapaxes(1, 2))).mean())
+        return np.asarray(self.square - left)
 
     def _least(self, covariance: FloatArray) -> FloatArray:
-        """Return the expected least of normals of these covariances, shape (matrices,)."""
-        values, vectors = np.linalg.eigh(covariance)
-        root = (vectors * np.sqrt(np.maximum(values, 0.0))[:, None]) @ vectors.swapaxes(1, 2)
-        drawn = np.matmul(self.sample, root) + self.mean
-        return np.asarray(drawn.min(axis=2).mean(axis=1))
+        return _least(covariance, self.mean, self.sample)
+
+
+def _least(covariance: FloatArray, mean: FloatArray, sample: FloatArray) -> FloatArray:
+    """Return the expected least of normals of these covariances, shape (matrices,)."""
+    values, vectors = np.linalg.eigh(covariance)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))[:, None]) @ vectors.swapaxes(1, 2)
+    drawn = np.matmul(sample, root) + mean
+    return np.asarray(drawn.min(axis=2).mean(axis=1))
 
 
 def normals(columns: int, seed: int, points: int = SAMPLE) -> FloatArray:

@@ -152,7 +152,7 @@ def _of_variance(criterion: LogVariance, purse: Purse) -> _Answer:
 
 def _regret(views: list[Known], here: Known, seed: int, points: int | None = None) -> Regret:
     loss = np.exp(here.log_loss)
-    return Regret(
+    return Regret.of(
         runs=np.array([view.candidates for view in views]),
         spread=np.array([np.exp(view.log_loss)[:, None] * view.points for view in views]),
         mean=loss,

@@ -15,7 +15,7 @@ from lawfit._posynomial import Posynomial, posynomial
 from lawfit._values import FloatArray, LawError
 from lawfit.base import ScalingLaw
 from lawfit.candidates import Candidates
-from lawfit.goals import ChoiceGoal, CoefficientGoal, Goal, NextRuns, PredictionGoal
+from lawfit.goals import ChoiceGoal, CoefficientGoal, Goal, NextRuns, PredictionGoal, named
 from lawfit.result import FitResult
 from lawfit.runs import RUN_VARIABLES
 
@@ -83,12 +83,7 @@ class SimulatedRuns(BaseModel):
         LawError
             The goal did not name it.
         """
-        for each in self.errors:
-            if each.name == name:
-                return each
-        raise LawError(
-            f"name is {name!r}, but the errors are of {', '.join(e.name for e in self.errors)}."
-        )
+        return named(self.errors, name)
 
 
 def simulate_next_runs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -256,9 +256,26 @@ class NextRuns(BaseModel):
         LawError
             The goal did not name it.
         """
-        for each in self.errors:
-            if each.name == name:
-                return each
-        raise LawError(
-            f"name is {name!r}, but the errors are of {', '.join(e.name for e in self.errors)}."
-        )
+        return named(self.errors, name)
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Error = TypeVar("Error", bound=_Named)
+
+
+def named(errors: tuple[Error, ...], name: str) -> Error:
+    """Return the error of one name.
+
+    Raises
+    ------
+    LawError
+        There is none.
+    """
+    for each in errors:
+        if each.name == name:
+            return each
+    raise LawError(f"name is {name!r}, but the errors are of {', '.join(e.name for e in errors)}.")

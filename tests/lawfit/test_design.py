@@ -76,7 +76,7 @@ def random_criteria(seed: int) -> tuple[LogVariance, Regret, np.ndarray]:
     goal = draw.normal(0.0, 1.0, (2, 3, 4))
     mean = draw.normal(0.0, 0.5, 3)
     counts = draw.integers(0, 3, 7).astype(float)
-    return LogVariance(runs, goal), Regret(runs, goal, mean, normals(3, seed)), counts
+    return LogVariance(runs, goal), Regret.of(runs, goal, mean, normals(3, seed)), counts
 
 
 @given(seed=st.integers(0, 1000))
@@ -128,7 +128,7 @@ def test_the_regret_between_two_is_the_normal_loss_integral(gap: float) -> None:
 
     runs = np.array([[[2.0, 0.0]]])
     spread = np.array([[[0.0, 0.0], [1.0, 0.5]]])
-    regret = Regret(runs, spread, np.array([0.0, gap]), normals(2, 0, 1 << 14))
+    regret = Regret.of(runs, spread, np.array([0.0, gap]), normals(2, 0, 1 << 14))
     before, known = loss(math.sqrt(1.25)), loss(math.sqrt(0.8))  # 1 - 1/(1 + 2^2) of the first
     assert regret.value(np.array([0.0])) == pytest.approx(before, rel=3e-3)
     assert regret.value(np.array([1.0])) == pytest.approx(before - known, rel=1e-2)
