@@ -243,9 +243,15 @@ PARTS: dict[str, Callable[[Path], None]] = {
 
 def main(names: Sequence[str]) -> None:
     """Print the parts named, or all."""
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        sys.exit(f"There is no part {unknown[0]!r}; there are {', '.join(PARTS)}.")
+    data = os.environ.get("MOSAIC_DATA")
+    if data is None and set(names or PARTS) != {"nist"}:
+        sys.exit("MOSAIC_DATA must name the folder of the tables of runs; nist needs none.")
     for name in names or PARTS:
         print(f"\n## {name}\n")
-        PARTS[name](Path(os.environ.get("MOSAIC_DATA", "../shared/data")))
+        PARTS[name](Path(data or "."))
 
 
 if __name__ == "__main__":
