@@ -24,14 +24,11 @@ Progress = Callable[[int, int], None]
 
 def early_fit(found: FitResult, seed: int) -> AtOptimum:
     """Return the best of as many random starts as the fit had, each stopped early."""
-    centred = at_optimum(found)
-    form = at_optimum(found, centred.form.names[: centred.form.terms]).form
-    problem = Problem.of(
-        form, centred.problem.log_loss, centred.problem.weight, centred.problem.delta
-    )
-    middle = float(np.median(problem.log_loss))
-    starts = starting_points(centred.form, middle, found.starts, np.random.default_rng(seed))
-    starts[:, : form.terms] -= starts[:, form.terms :] @ (centred.form.centre - form.centre).T
+    centred = at_optimum(found).form
+    problem = at_optimum(found, centred.names[: centred.terms]).problem
+    form, middle = problem.form, float(np.median(problem.log_loss))
+    starts = starting_points(centred, middle, found.starts, np.random.default_rng(seed))
+    starts[:, : form.terms] -= starts[:, form.terms :] @ (centred.centre - form.centre).T
     ends = early_stops(problem, starts, None)
     return at_point(problem, ends.points[int(np.argmin(ends.value))])
 

@@ -6,6 +6,9 @@ import numpy as np
 
 from lawfit._values import FloatArray, LawError
 
+NORMAL = 1.959964
+"""Size of a standard normal that holds 95 % [-]."""
+
 
 def checked_level(level: float) -> float:
     """Return a nominal coverage [-].

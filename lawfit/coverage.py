@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from lawfit._intervals import checked_level, student
+from lawfit._intervals import NORMAL, checked_level, student
 from lawfit._refit import at_optimum
 from lawfit._values import LawError
 from lawfit.fitting import fit
@@ -217,9 +217,11 @@ def interval_coverage(
         failed += not found.converged
         refits = _refits(found, methods, draws, seed + k)
         lost += refits["percentile"].not_converged if "percentile" in refits else 0
+        threshold = student(at_optimum(found).freedom, level)
         for method in methods:
             for name in found.moving:
-                hit, width = _holds(found, refits, name, method, level, float(getattr(law, name)))
+                truth = float(getattr(law, name))
+                hit, width = _holds(found, refits, name, method, level, threshold, truth)
                 inside.setdefault((method, name), []).append(hit)
                 if width is not None:
                     widths.setdefault((method, name), []).append(width)
@@ -255,14 +257,14 @@ def _holds(
     name: str,
     method: Method,
     level: float,
+    threshold: float,
     truth: float,
 ) -> tuple[bool, float | None]:
     """Return whether an interval holds the truth, and its width."""
     if method == "profile":
-        threshold = student(at_optimum(found).freedom, level)
         return abs(profile_statistic(found, name, truth)) <= threshold, None
     if method == "covariance":
-        ends = _wald(found, name, level)
+        ends = _wald(found, name, threshold)
     elif len(refits[method]) < LEAST_REFITS:
         ends = None
     else:
@@ -277,24 +279,21 @@ def _holds(
     return low <= truth <= high, width
 
 
-def _wald(found: FitResult, name: str, level: float) -> tuple[float, float] | None:
+def _wald(found: FitResult, name: str, threshold: float) -> tuple[float, float] | None:
     """Return the interval of a standard error, None where there is none."""
     value, covariance = found.coefficients[name].value, found.covariance
-    if covariance is None:
+    key = None if covariance is None else covariance.listed(name)
+    if covariance is None or key is None:
         return None
-    threshold = student(at_optimum(found).freedom, level)
-    if name in covariance.names:
-        reach = threshold * covariance.std_error(name)
+    reach = threshold * covariance.std_error(key)
+    if key == name:
         return value - reach, value + reach
-    if f"log {name}" in covariance.names:
-        reach = threshold * covariance.std_error(f"log {name}")
-        return value * math.exp(-reach), value * math.exp(min(reach, 700.0))
-    return None
+    return value * math.exp(-reach), value * math.exp(min(reach, 700.0))
 
 
 def _row(method: Method, name: str, hits: list[bool], widths: list[float] | None) -> CoverageRow:
     sets, covered = len(hits), sum(hits)
-    share, z = covered / sets, 1.959964
+    share, z = covered / sets, NORMAL
     middle = (share + z * z / (2 * sets)) / (1 + z * z / sets)
     reach = z / (1 + z * z / sets) * math.sqrt(share * (1 - share) / sets + z * z / (4 * sets**2))
     return CoverageRow(

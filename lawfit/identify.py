@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from lawfit._descent import descend
+from lawfit._intervals import NORMAL
 from lawfit._refit import at_optimum
 from lawfit._values import LawError
 from lawfit.fitting import starting_points
@@ -30,8 +31,6 @@ SPREAD = 0.2
 
 HALF_WIDTH = 0.4
 """Half-width of the 95 % interval, relative to the coefficient, up to which it is identified."""
-
-_NORMAL = 1.959964
 
 RULE = (
     f"identified: over the restarts that come within {WITHIN:.0%} of the least objective the "
@@ -163,9 +162,8 @@ def _row(found: FitResult, name: str, spread: float) -> RidgeRow:
 
 
 def _half_width(found: FitResult, name: str, size: float) -> float | None:
-    if found.covariance is None:
+    covariance = found.covariance
+    key = None if covariance is None else covariance.listed(name)
+    if covariance is None or key is None:
         return None
-    for key, unit in ((f"log {name}", 1.0), (name, size)):
-        if key in found.covariance.names:
-            return _NORMAL * found.covariance.std_error(key) / unit
-    return None
+    return NORMAL * covariance.std_error(key) / (size if key == name else 1.0)

@@ -10,6 +10,7 @@ Watts, Nonlinear Regression Analysis, 1988, section 6.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -156,8 +157,7 @@ class _Held:
 
     def error(self) -> float:
         """Return a first guess of the standard error, from the curvature."""
-        slopes, others = self._slopes()
-        mine = slopes[:, self.at] - slopes[:, others] @ self._answers()
+        mine = self._slopes[:, self.at] - self._slopes[:, self._others] @ self._answers
         size = float(np.sqrt((mine * mine).sum() * self.fit.density() * self.scale))
         return min(1.0 / max(size, 1e-6), 3.0)
 
@@ -170,16 +170,20 @@ class _Held:
         """Return a value in the units of the law."""
         return float(np.exp(value)) if self.log else float(value)
 
-    def _slopes(self) -> tuple[FloatArray, np.ndarray[tuple[int, ...], np.dtype[np.int64]]]:
-        """Return weighted slopes of the runs, and which parameters may answer a move."""
-        others = self.fit.free & (np.arange(len(self.fit.point)) != self.at)
-        return self.fit.slopes * np.sqrt(self.fit.problem.weight[0])[:, None], np.flatnonzero(
-            others
-        )
+    @cached_property
+    def _slopes(self) -> FloatArray:
+        """Weighted slopes of the runs."""
+        return np.asarray(self.fit.slopes * np.sqrt(self.fit.problem.weight[0])[:, None])
 
+    @cached_property
+    def _others(self) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """Which parameters may answer a move."""
+        return np.flatnonzero(self.fit.free & (np.arange(len(self.fit.point)) != self.at))
+
+    @cached_property
     def _answers(self) -> FloatArray:
-        """Return what the others would have to move to undo a unit of the coefficient."""
-        slopes, others = self._slopes()
+        """What the others would have to move to undo a unit of the coefficient."""
+        slopes, others = self._slopes, self._others
         size = np.maximum(np.sqrt((slopes[:, others] ** 2).sum(axis=0)), 1e-300)
         answer = np.linalg.lstsq(slopes[:, others] / size, slopes[:, self.at], rcond=1e-10)[0]
         return np.asarray(answer / size)
@@ -187,9 +191,8 @@ class _Held:
     def _shifted(self, values: FloatArray) -> FloatArray:
         """Return the optimum with the others moved to first order with the coefficient."""
         found = np.repeat(self.fit.point[None], len(values), axis=0)
-        _, others = self._slopes()
-        move = -np.outer(values - self.centre, self._answers())
-        found[:, others] += np.clip(move, -3.0, 3.0)
+        move = -np.outer(values - self.centre, self._answers)
+        found[:, self._others] += np.clip(move, -3.0, 3.0)
         return np.clip(found, self.fit.form.lower, self.fit.form.upper)
 
 

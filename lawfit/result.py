@@ -63,6 +63,10 @@ class Covariance(BaseModel):
     names: tuple[str, ...]
     matrix: tuple[tuple[float, ...], ...]
 
+    def listed(self, name: str) -> str | None:
+        """Return the name under which a coefficient stands, "log a" of a prefactor, or None."""
+        return next((key for key in (name, f"log {name}") if key in self.names), None)
+
     def std_error(self, name: str) -> float:
         """Return the standard error of one coefficient, of its logarithm for "log a".
 
@@ -231,8 +235,7 @@ class FitResult(BaseModel):
         )
 
     def _free(self, name: str) -> bool:
-        names = () if self.covariance is None else self.covariance.names
-        return name in names or f"log {name}" in names
+        return self.covariance is not None and self.covariance.listed(name) is not None
 
     def _at_centre(self, covariance: Covariance) -> tuple[Posynomial, FloatArray, FloatArray]:
         """Return the form at the centre, the optimum there, and its covariance."""
