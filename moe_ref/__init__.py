@@ -10,8 +10,9 @@ importing ``moe_ref`` itself does not load torch, and so works where it is not i
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perfmodel.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moe_ref.attention import Attention, Rotation, rotation
@@ -215,14 +216,4 @@ __all__ = [
     "z_loss",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)

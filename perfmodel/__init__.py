@@ -13,8 +13,9 @@ Names are loaded when they are first used, so that importing the package loads n
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perfmodel.lazy import lazy_names
 
 if TYPE_CHECKING:
     from perfmodel.architecture import Architecture, MfuConvention, ParameterConvention
@@ -124,14 +125,4 @@ __all__ = [
     "search_layouts",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(__name__, _HOMES, __all__)
