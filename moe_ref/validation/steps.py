@@ -1,0 +1,238 @@
+"""Times of training steps: several visits to each case, in an order that is new every time.
+
+A visit builds the model anew, makes one step that does not count, and times a few. What the machine
+does besides, and where a model happens to lie in memory, then falls on all cases alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from moe_ref.microbench.campaign import threads_of
+from moe_ref.microbench.clocks import Sample, clock_of
+from moe_ref.microbench.machine import DTYPES, Facts
+from moe_ref.microbench.store import Cell, RowFile
+from moe_ref.model import ReferenceModel
+from moe_ref.parallel import ParallelRun, run_ranks
+from moe_ref.recipe import WarmupStableDecay
+from moe_ref.training import Run
+from moe_ref.validation.cases import VOCABULARY, StepCase
+
+__all__ = ["FULL", "QUICK", "StepTime", "Visits", "measure_parallel_steps", "measure_steps", "step_times"]
+
+TABLE = "steps.csv"
+
+SCHEDULE = WarmupStableDecay(peak=1e-4, steps=10_000, warmup_steps=1_000)
+"""Of every run that is timed; the time of a step does not depend on it."""
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Visits:
+    """How often a step is timed.
+
+    Attributes
+    ----------
+    rounds : int
+        Visits to each case.
+    steps : int
+        Timed steps of a visit, behind one that is not.
+    """
+
+    rounds: int
+    steps: int
+
+
+FULL = Visits(rounds=5, steps=3)
+QUICK = Visits(rounds=3, steps=1)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Time of one case.
+
+    Attributes
+    ----------
+    median_s, low_s, high_s : float
+        Over the visits, each by the median of its steps: the middle one, the least and the
+        largest [s].
+    visits : int
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    visits: int
+
+
+class StepFile(RowFile):
+    """The table of timed steps, one row a visit."""
+
+    def __init__(self, folder: Path) -> None:
+        keys = ("device", "case", "visit")
+        super().__init__(folder / TABLE, (*keys, "steps", "step_ms", "waited"), keys)
+
+
+def step_times(folder: Path, facts: Facts) -> dict[str, StepTime]:
+    """Return the time of every case of a folder that was visited, by its id."""
+    found: dict[str, list[float]] = {}
+    for row in StepFile(folder).rows():
+        if row["device"] == facts.key:
+            found.setdefault(row["case"], []).append(float(row["step_ms"]) * 1e-3)
+    return {
+        case: StepTime(median(seconds), min(seconds), max(seconds), len(seconds))
+        for case, seconds in found.items()
+    }
+
+
+def measure_steps(
+    folder: Path,
+    facts: Facts,
+    cases: Sequence[StepCase],
+    *,
+    visits: Visits = FULL,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Time the cases of one rank that the table lacks visits of.
+
+    Every visit is on the disk before the next begins; what was interrupted goes on there.
+
+    Raises
+    ------
+    CalibrationError
+        The table is another program's, or cannot be written.
+    """
+    table = StepFile(folder)
+    left = _left(table, facts, cases, visits, seed)
+    with threads_of(facts):
+        for done, (case, visit) in enumerate(left):
+            run = Run(_model(case, facts), SCHEDULE, **_settings(case, facts))
+            samples = _timed(run, case, facts, visits.steps)
+            table.add(_row(facts, case, visit, samples))
+            if progress is not None:
+                progress("steps", done + 1, len(left))
+
+
+def measure_parallel_steps(
+    folder: Path,
+    facts: Facts,
+    cases: Sequence[StepCase],
+    *,
+    visits: Visits = FULL,
+    seed: int = 0,
+) -> None:
+    """Time the cases of several ranks that the table lacks visits of, over as many processes.
+
+    A step of several ranks takes as long as the slowest of them.
+
+    Raises
+    ------
+    CalibrationError
+        As `measure_steps`.
+    MoeRefError
+        A process ended.
+    """
+    for ranks in sorted({case.ranks for case in cases}):
+        mine = [case for case in cases if case.ranks == ranks]
+        left = _left(StepFile(folder), facts, mine, visits, seed)
+        if left:
+            worker = partial(_visit_all, folder=folder, facts=facts, left=left, steps=visits.steps)
+            run_ranks(worker, ranks, threads=facts.threads)
+
+
+def _visit_all(
+    rank: int, *, folder: Path, facts: Facts, left: Sequence[tuple[StepCase, int]], steps: int
+) -> None:
+    """Make all visits on one of several ranks; the first of them writes."""
+    for case, visit in left:
+        run = ParallelRun(
+            _model(case, facts),
+            SCHEDULE,
+            expert_parallel=case.expert_parallel,
+            **_settings(case, facts),
+        )
+        samples = _timed(run, case, facts, steps, rank=rank, before=dist.barrier)
+        seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+        slowest = [
+            sample._replace(seconds=one)
+            for sample, one in zip(samples, seconds.tolist(), strict=True)
+        ]
+        if rank == 0:
+            StepFile(folder).add(_row(facts, case, visit, slowest))
+
+
+def _left(
+    table: StepFile, facts: Facts, cases: Iterable[StepCase], visits: Visits, seed: int
+) -> list[tuple[StepCase, int]]:
+    """Return the visits that the table lacks, round by round, each in an order of its own."""
+    draw, left = Random(seed), list[tuple[StepCase, int]]()
+    for visit in range(visits.rounds):
+        order = sorted(cases, key=lambda case: case.id)
+        draw.shuffle(order)
+        left += [(case, visit) for case in order if _key(facts, case, visit) not in table]
+    return left
+
+
+def _key(facts: Facts, case: StepCase, visit: int) -> dict[str, Cell]:
+    return {"device": facts.key, "case": case.id, "visit": visit}
+
+
+def _row(
+    facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]
+) -> Mapping[str, Cell]:
+    waited = sum(sample.waited for sample in samples)
+    spent = sum(sample.seconds for sample in samples) + waited
+    return {
+        **_key(facts, case, visit),
+        "steps": len(samples),
+        "step_ms": 1e3 * median(sample.seconds for sample in samples),
+        "waited": round(waited / spent, 3),
+    }
+
+
+def _model(case: StepCase, facts: Facts) -> ReferenceModel:
+    return ReferenceModel(case.architecture, recompute=case.recompute).to(facts.device)
+
+
+def _settings(case: StepCase, facts: Facts) -> dict[str, object]:
+    dtype = DTYPES[facts.dtype]
+    precision = None if dtype == torch.float32 else dtype
+    return {"accumulate": case.microbatches, "precision": precision}
+
+
+def _timed(
+    run: Run,
+    case: StepCase,
+    facts: Facts,
+    steps: int,
+    rank: int = 0,
+    before: Callable[[], object] = lambda: None,
+) -> list[Sample]:
+    """Time some steps behind one that does not count."""
+    clock, batches = clock_of(facts.device), _batches(case, rank)
+    run.advance(next(batches))
+    samples = []
+    for _ in range(steps):
+        tokens_BS = next(batches)
+        before()
+        samples += clock.time([partial(run.advance, tokens_BS)])
+    return samples
+
+
+def _batches(case: StepCase, rank: int) -> Iterator[torch.Tensor]:
+    """Yield random tokens for one step after the other."""
+    generator = torch.Generator().manual_seed(rank)
+    shape = (case.micro_batch * case.microbatches, case.seq_len + 1)
+    while True:
+        yield torch.randint(VOCABULARY, shape, generator=generator)
