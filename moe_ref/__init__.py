@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moe_ref.attention import Attention, Rotation, rotation
     from moe_ref.checkpoints import load_checkpoint, save_checkpoint
     from moe_ref.counting import count_matmul_flops, count_parameters
-    from moe_ref.errors import MoeRefError
+    from moe_ref.errors import MoeRefError, RankError
     from moe_ref.experts import Experts, apply_grouped, apply_looped
     from moe_ref.held_out import byte_tokens, evaluate
     from moe_ref.layer import MoELayer
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from moe_ref.microbench.errors import CalibrationError
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.parallel import ParallelExperts, ParallelRun
     from moe_ref.parts import SwiGlu
+    from moe_ref.ranks import run_ranks
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
@@ -84,6 +86,9 @@ _HOMES = {
     "MoeRefError": "errors",
     "Normalisation": "lineage.linear",
     "PaperRouter": "paper_router",
+    "ParallelExperts": "parallel",
+    "ParallelRun": "parallel",
+    "RankError": "errors",
     "ReferenceModel": "model",
     "Rotation": "attention",
     "Router": "routing",
@@ -125,6 +130,7 @@ _HOMES = {
     "read_sweep": "sweeps",
     "rotation": "attention",
     "routing_statistics": "statistics",
+    "run_ranks": "ranks",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
     "sinkhorn": "lineage.sinkhorn",
@@ -164,6 +170,9 @@ __all__ = [
     "MoeRefError",
     "Normalisation",
     "PaperRouter",
+    "ParallelExperts",
+    "ParallelRun",
+    "RankError",
     "ReferenceModel",
     "Rotation",
     "Router",
@@ -205,6 +214,7 @@ __all__ = [
     "read_sweep",
     "rotation",
     "routing_statistics",
+    "run_ranks",
     "save_checkpoint",
     "sequence_auxiliary_loss",
     "sinkhorn",
