@@ -28,7 +28,7 @@ from moe_ref.microbench.machine import (
 from moe_ref.microbench.store import RowFile
 from moe_ref.microbench.timing import Timer
 
-__all__ = ["Effort", "Progress", "measure", "probed_scale"]
+__all__ = ["Effort", "Progress", "measure", "probed_scale", "threads_of"]
 
 Progress = Callable[[str, int, int], None]
 """Told the family of a row, how many rows are done and how many there are."""
@@ -67,7 +67,7 @@ def probed_scale(facts: Facts, effort: Effort) -> Scale:
     """Return the largest call to measure, from the rate of one product and the memory."""
     size = 8192 if facts.device == "cuda" else 512
     clock = clock_of(facts.device)
-    with _settings(facts):
+    with threads_of(facts):
         x = torch.ones(size, size, device=facts.device, dtype=DTYPES[facts.dtype])
         timing = Timer(clock, limit_s=0.2).time([lambda: x @ x])
     rate = 2.0 * size**3 / timing.p10_s
@@ -149,7 +149,7 @@ def measure(
     budget = effort.budget_s if budget_s is None else budget_s
     started, load, done = datetime.now(UTC), load_average(), 0
     try:
-        with _settings(facts):
+        with threads_of(facts):
             torch.manual_seed(seed)
             bench = Bench(
                 facts.device,
@@ -196,7 +196,7 @@ def _rows(
 
 
 @contextmanager
-def _settings(facts: Facts) -> Iterator[None]:
+def threads_of(facts: Facts) -> Iterator[None]:
     """Set the threads of the device, and put back those that there were."""
     before = torch.get_num_threads()
     torch.set_num_threads(facts.threads)

@@ -188,8 +188,8 @@ class Cases:
 def cases_of(design: Design, seed: int = 0) -> Cases:
     """Draw the steps of a design; the same ones for the same seed.
 
-    They have each width in turn, and every second one recomputes. Those that break a rule, or are smaller or larger than the design
-    allows, are drawn again.
+    They have each width in turn, and every second one recomputes. Those that break a rule, or are
+    smaller or larger than the design allows, are drawn again.
     """
     draw, found = Random(f"steps {seed}"), dict[str, StepCase]()
     widths = design.axes["d_model"]

@@ -21,12 +21,21 @@ from moe_ref.microbench.clocks import Sample, clock_of
 from moe_ref.microbench.machine import DTYPES, Facts
 from moe_ref.microbench.store import Cell, RowFile
 from moe_ref.model import ReferenceModel
-from moe_ref.parallel import ParallelRun, run_ranks
+from moe_ref.parallel import ParallelRun
+from moe_ref.ranks import run_ranks
 from moe_ref.recipe import WarmupStableDecay
 from moe_ref.training import Run
 from moe_ref.validation.cases import VOCABULARY, StepCase
 
-__all__ = ["FULL", "QUICK", "StepTime", "Visits", "measure_parallel_steps", "measure_steps", "step_times"]
+__all__ = [
+    "FULL",
+    "QUICK",
+    "StepTime",
+    "Visits",
+    "measure_parallel_steps",
+    "measure_steps",
+    "step_times",
+]
 
 TABLE = "steps.csv"
 
@@ -116,7 +125,12 @@ def measure_steps(
     left = _left(table, facts, cases, visits, seed)
     with threads_of(facts):
         for done, (case, visit) in enumerate(left):
-            run = Run(_model(case, facts), SCHEDULE, **_settings(case, facts))
+            run = Run(
+                _model(case, facts),
+                SCHEDULE,
+                accumulate=case.microbatches,
+                precision=_precision(facts),
+            )
             samples = _timed(run, case, facts, visits.steps)
             table.add(_row(facts, case, visit, samples))
             if progress is not None:
@@ -159,7 +173,8 @@ def _visit_all(
             _model(case, facts),
             SCHEDULE,
             expert_parallel=case.expert_parallel,
-            **_settings(case, facts),
+            accumulate=case.microbatches,
+            precision=_precision(facts),
         )
         samples = _timed(run, case, facts, steps, rank=rank, before=dist.barrier)
         seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
@@ -188,9 +203,7 @@ def _key(facts: Facts, case: StepCase, visit: int) -> dict[str, Cell]:
     return {"device": facts.key, "case": case.id, "visit": visit}
 
 
-def _row(
-    facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]
-) -> Mapping[str, Cell]:
+def _row(facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]) -> Mapping[str, Cell]:
     waited = sum(sample.waited for sample in samples)
     spent = sum(sample.seconds for sample in samples) + waited
     return {
@@ -205,10 +218,10 @@ def _model(case: StepCase, facts: Facts) -> ReferenceModel:
     return ReferenceModel(case.architecture, recompute=case.recompute).to(facts.device)
 
 
-def _settings(case: StepCase, facts: Facts) -> dict[str, object]:
-    dtype = DTYPES[facts.dtype]
-    precision = None if dtype == torch.float32 else dtype
-    return {"accumulate": case.microbatches, "precision": precision}
+def _precision(facts: Facts) -> torch.dtype | None:
+    """Return what products are in under autocast; None where it is that of the weights."""
+    dtype: torch.dtype = DTYPES[facts.dtype]
+    return None if dtype == torch.float32 else dtype
 
 
 def _timed(

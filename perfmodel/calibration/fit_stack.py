@@ -299,7 +299,7 @@ def fit_profile(
     )
     content = base.model_dump() | {
         "name": name,
-        "hardware": sorted({run.cluster.hardware for run in runs}),
+        "hardware": sorted({run.cluster.pack.name for run in runs}),
         "provenance": provenance,
         "constants": {key: constant.model_dump() for key, constant in constants.items()},
         "ranges": ranges,
