@@ -77,6 +77,5 @@ ATTENTION = Family(
     ),
     grid=_grid,
     measure=_measure,
-    surfaces=("attention_forward", "attention_backward"),
 )
 """Causal attention."""

@@ -89,6 +89,5 @@ GROUPED = Family(
     values=("fwd_ms", "bwd_ms", "fwd_ms_p10", "fwd_ms_p90", "bwd_ms_p10", "bwd_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("grouped_forward", "grouped_backward"),
 )
 """Products of local experts."""

@@ -86,6 +86,5 @@ HEAD = Family(
     ),
     grid=_grid,
     measure=_measure,
-    surfaces=("head",),
 )
 """Head and cross-entropy."""

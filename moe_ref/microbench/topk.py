@@ -43,6 +43,5 @@ TOPK = Family(
     values=("event_time_ms", "event_time_ms_p10", "event_time_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("topk",),
 )
 """The choice of experts."""
