@@ -41,6 +41,8 @@ class StepCase(Frozen):
         Processes, each with its own sequences.
     expert_parallel : bool
         Whether each rank holds a part of the experts, or all of them.
+    apart : bool
+        Whether ranks train models of their own and exchange nothing: what a busy neighbour costs.
     """
 
     d_model: int = Field(ge=HEAD_DIM, multiple_of=HEAD_DIM)
@@ -54,6 +56,7 @@ class StepCase(Frozen):
     recompute: bool = False
     ranks: int = Field(default=1, ge=1)
     expert_parallel: bool = False
+    apart: bool = False
 
     @property
     def id(self) -> str:
@@ -64,7 +67,8 @@ class StepCase(Frozen):
         ]
         words += ["full"] * self.recompute
         if self.ranks > 1:
-            words.append(f"{'ep' if self.expert_parallel else 'dp'}{self.ranks}")
+            kind = "ep" if self.expert_parallel else "dp"
+            words.append(f"{'apart' if self.apart else kind}{self.ranks}")
         return "-".join(words)
 
     @cached_property
@@ -132,14 +136,17 @@ class Design:
     fitted, scored, parallel : int
         Steps that fit the stack, steps that score it, and steps over two ranks, half of them with
         expert parallelism.
+    beside : int
+        Of the steps that fit the stack, those that are timed beside a busy neighbour as well.
     """
 
     axes: dict[str, tuple[int, ...]]
     flop: tuple[float, float]
     parameters: float
-    fitted: int = 16
+    fitted: int = 24
     scored: int = 36
     parallel: int = 12
+    beside: int = 8
 
 
 CPU = Design(
@@ -172,6 +179,7 @@ CUDA = Design(
     flop=(5e12, 2e14),
     parameters=3e9,
     parallel=0,
+    beside=0,
 )
 """Steps of tens of milliseconds to a second on an accelerator."""
 
@@ -183,6 +191,7 @@ class Cases:
     fitted: tuple[StepCase, ...]
     scored: tuple[StepCase, ...]
     parallel: tuple[StepCase, ...]
+    beside: tuple[StepCase, ...]
 
 
 def cases_of(design: Design, seed: int = 0) -> Cases:
@@ -212,7 +221,8 @@ def cases_of(design: Design, seed: int = 0) -> Cases:
     fitted, scored = add(design.fitted), add(design.scored)
     half = design.parallel // 2
     parallel = add(half, ranks=2) + add(design.parallel - half, ranks=2, expert_parallel=True)
-    return Cases(fitted, scored, parallel)
+    beside = [case.model_copy(update={"ranks": 2, "apart": True}) for case in fitted]
+    return Cases(fitted, scored, parallel, tuple(beside[: design.beside]))
 
 
 def _allowed(case: StepCase, design: Design) -> bool:

@@ -26,7 +26,7 @@ from moe_ref.validation.scores import (
     score,
     scored,
 )
-from moe_ref.validation.stack import RESAMPLES, fitted_stack, unfitted_stack
+from moe_ref.validation.stack import BUSY, RESAMPLES, beside_busy, fitted_stack, unfitted_stack
 from moe_ref.validation.steps import (
     FULL,
     QUICK,
@@ -145,7 +145,10 @@ def validate(
         raise CalibrationError(" ".join(found.unpriced))
     visits = visits or (QUICK if quick else FULL)
     time = partial(measure_steps, folder, facts, visits=visits, seed=seed, progress=progress)
+    time_together = partial(measure_parallel_steps, folder, facts, visits=visits, seed=seed)
     time(cases.fitted)
+    beside = cases.beside if parallel else ()
+    time_together(beside)
     times = step_times(folder, facts)
     profile = fitted_stack(
         facts,
@@ -155,11 +158,15 @@ def validate(
         resamples=resamples,
         progress=None if progress is None else partial(progress, "stack"),
     )
+    if beside:
+        pairs = zip(beside, cases.fitted, strict=False)  # the same steps, beside others and alone
+        ratios = [times[b.id].median_s / times[alone.id].median_s for b, alone in pairs]
+        profile = beside_busy(profile, ratios)
     text = "Written by `mosaic calibrate --validate`, of steps in steps.csv."
     (folder / STACK).write_text(record_toml(profile, text), "utf-8")
     said = _predicted(found, profile, (*cases.scored, *parallel))
     time(cases.scored)
-    measure_parallel_steps(folder, facts, parallel, visits=visits, seed=seed)
+    time_together(parallel)
     times = step_times(folder, facts)
     rows = tuple(scored(each, times[each.case.id]) for each in said)
     return _reported(Validation(found, profile, rows, _scores(rows), tuple(remarks)))
@@ -200,8 +207,11 @@ def _predicted(
 ) -> list[Prediction]:
     """Predict every case, and write the predictions down."""
     assert found.pack is not None
-    unfitted = unfitted_stack(found.facts, found.pack)
-    said = [predicted_step(case, str(found.path), profile, unfitted) for case in cases]
+    unfitted, path = unfitted_stack(found.facts, found.pack), str(found.path)
+    said = [
+        predicted_step(case, path, profile.varied(*[BUSY] * (case.ranks > 1)), unfitted)
+        for case in cases
+    ]
     lines = "".join(each.model_dump_json() + "\n" for each in said)
     (found.folder / PREDICTIONS).write_text(lines, "utf-8")
     return said

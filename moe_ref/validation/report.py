@@ -79,9 +79,12 @@ def validation_markdown(
         if facts.device == "cpu"
         else f"{facts.name} ({facts.capability}), CUDA {facts.cuda_version}"
     )
+    every = dict(profile.constants)
+    for variant, changed in profile.variants.items():
+        every |= {f"{variant}: {name}": c for name, c in changed.constants.items()}
     constants = [
         (f"`{name}`", f"{c.value:.4g}", f"{c.low:.4g}", f"{c.high:.4g}", c.unit, c.meaning)
-        for name, c in profile.constants.items()
+        for name, c in every.items()
     ]
     lines = [
         f"Machine: {machine}; torch {facts.torch_version}, Python {facts.python_version}, "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from moe_ref.microbench.machine import Facts
 from moe_ref.validation.cases import StepCase
 from moe_ref.validation.steps import StepTime
@@ -12,11 +14,20 @@ from perfmodel import MfuConvention
 from perfmodel.calibration.fit_stack import fit_profile
 from perfmodel.calibration.memory_profiles import load_memory_profile
 from perfmodel.calibration.packs import HardwarePack
-from perfmodel.calibration.stacks import Assumption, Constant, StackErrors, StackProfile
+from perfmodel.calibration.stacks import (
+    Assumption,
+    Constant,
+    StackErrors,
+    StackProfile,
+    Variant,
+)
 from perfmodel.sources import Source
 from perfmodel.validation.runs import MeasuredRun
 
-__all__ = ["RESAMPLES", "fitted_stack", "measured_run", "unfitted_stack"]
+__all__ = ["BUSY", "RESAMPLES", "beside_busy", "fitted_stack", "measured_run", "unfitted_stack"]
+
+BUSY = "busy"
+"""Variant of the stack in which the other devices of the machine work too."""
 
 RESAMPLES = 100
 """Of the bootstrap behind the intervals of constants."""
@@ -166,3 +177,44 @@ def fitted_stack(
         seed=seed,
         progress=progress,
     )
+
+
+def beside_busy(profile: StackProfile, ratios: Sequence[float]) -> StackProfile:
+    """Return the profile with a variant for devices whose neighbours work as well.
+
+    Cores of one CPU share caches, memory and clocks. The same steps, timed in one process and in
+    several at once that exchange nothing, say by how much everything that a device does takes
+    longer.
+
+    Parameters
+    ----------
+    profile : StackProfile
+    ratios : sequence of float
+        Time of each step in several processes over that in one [-].
+    """
+    low, middle, high = (float(f"{q:.5g}") for q in np.quantile(ratios, (0.05, 0.5, 0.95)))
+    note = f"as of the plain stack, times the {middle:.4g} of device_scale"
+    stretched = ("host_layer_s", "optimizer_scale", "launch_share")
+    stack = profile.stack()
+    variant = Variant(
+        description="several devices of this machine at once, each a process",
+        constants={
+            "device_scale": Constant(
+                value=middle,
+                low=low,
+                high=high,
+                identified=1.0,
+                unit="-",
+                source=Source.MEASURED,
+                meaning=f"steps beside busy neighbours over steps alone; median of {len(ratios)}, "
+                "5% and 95% of them",
+            )
+        },
+        assumptions={
+            name: Assumption(
+                value=middle * float(getattr(stack, name)), source=Source.ASSUMED, note=note
+            )
+            for name in stretched
+        },
+    )
+    return profile.model_copy(update={"variants": {BUSY: variant}})

@@ -125,13 +125,7 @@ def measure_steps(
     left = _left(table, facts, cases, visits, seed)
     with threads_of(facts):
         for done, (case, visit) in enumerate(left):
-            run = Run(
-                _model(case, facts),
-                SCHEDULE,
-                accumulate=case.microbatches,
-                precision=_precision(facts),
-            )
-            samples = _timed(run, case, facts, visits.steps)
+            samples = _timed(_run(case, facts), case, facts, visits.steps)
             table.add(_row(facts, case, visit, samples))
             if progress is not None:
                 progress("steps", done + 1, len(left))
@@ -169,13 +163,7 @@ def _visit_all(
 ) -> None:
     """Make all visits on one of several ranks; the first of them writes."""
     for case, visit in left:
-        run = ParallelRun(
-            _model(case, facts),
-            SCHEDULE,
-            expert_parallel=case.expert_parallel,
-            accumulate=case.microbatches,
-            precision=_precision(facts),
-        )
+        run = _run(case, facts)
         samples = _timed(run, case, facts, steps, rank=rank, before=dist.barrier)
         seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
         dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
@@ -214,14 +202,20 @@ def _row(facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]) ->
     }
 
 
-def _model(case: StepCase, facts: Facts) -> ReferenceModel:
-    return ReferenceModel(case.architecture, recompute=case.recompute).to(facts.device)
-
-
-def _precision(facts: Facts) -> torch.dtype | None:
-    """Return what products are in under autocast; None where it is that of the weights."""
+def _run(case: StepCase, facts: Facts) -> Run:
+    """Return a new model in training; with several ranks, the part of this one."""
+    model = ReferenceModel(case.architecture, recompute=case.recompute).to(facts.device)
     dtype: torch.dtype = DTYPES[facts.dtype]
-    return None if dtype == torch.float32 else dtype
+    precision = None if dtype == torch.float32 else dtype
+    if case.ranks == 1 or case.apart:
+        return Run(model, SCHEDULE, accumulate=case.microbatches, precision=precision)
+    return ParallelRun(
+        model,
+        SCHEDULE,
+        expert_parallel=case.expert_parallel,
+        accumulate=case.microbatches,
+        precision=precision,
+    )
 
 
 def _timed(
