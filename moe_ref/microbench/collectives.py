@@ -44,7 +44,7 @@ from moe_ref.microbench.timing import Timing
 from perfmodel.errors import PerfmodelError
 from perfmodel.kernels import FP32_BYTES
 
-__all__ = ["Ranks", "main", "measure_collectives"]
+__all__ = ["Ranks", "lacks_collectives", "main", "measure_collectives"]
 
 RINGS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -194,7 +194,7 @@ def measure_collectives(
     def lacking() -> list[Point]:
         allowed_budget(budget_s)
         writer.open()
-        return [point for point in points_of(ranks, volumes) if point not in writer]
+        return writer.lacking(ranks, volumes)
 
     points = _of_first(ranks, lacking)
     groups = {key: _own_group(ranks, lists) for key, lists in ranks.groups().items()}
@@ -216,6 +216,13 @@ def measure_collectives(
     return done, len(points) - done
 
 
+def lacks_collectives(folder: Path, facts: Facts, ranks: Ranks, volumes: Sequence[float]) -> bool:
+    """Say whether `measure_collectives` would have a row to measure; no process group is needed."""
+    writer = _Writer(folder, facts)
+    writer.open()
+    return bool(writer.lacking(ranks, volumes))
+
+
 class _Writer:
     """The tables and the sidecar; rank 0 alone opens them."""
 
@@ -233,8 +240,10 @@ class _Writer:
         scale = probed_scale(self.facts, FULL) if found is None else found.scale
         self.campaign = found or Campaign(facts=self.facts, scale=scale)
 
-    def __contains__(self, point: Point) -> bool:
-        return {"device": self.facts.key, **point} in self._table(point)
+    def lacking(self, ranks: Ranks, volumes: Sequence[float]) -> list[Point]:
+        """Return the rows that the tables do not have."""
+        key = {"device": self.facts.key}
+        return [p for p in points_of(ranks, volumes) if {**key, **p} not in self._table(p)]
 
     def add(self, point: Point, timing: Timing) -> None:
         """Write one row."""

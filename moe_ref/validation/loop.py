@@ -11,7 +11,13 @@ import torch.distributed as dist
 
 from moe_ref.microbench.calibration import Calibration, calibrate, fit_folder
 from moe_ref.microbench.campaign import Effort, Progress
-from moe_ref.microbench.collectives import QUICK_VOLUMES, VOLUMES_CPU, Ranks, measure_collectives
+from moe_ref.microbench.collectives import (
+    QUICK_VOLUMES,
+    VOLUMES_CPU,
+    Ranks,
+    lacks_collectives,
+    measure_collectives,
+)
 from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.machine import Facts
 from moe_ref.ranks import run_ranks
@@ -189,9 +195,10 @@ def _has_ranks(facts: Facts, cases: Sequence[StepCase], remarks: list[str]) -> b
 
 def _measure_ranks(folder: Path, facts: Facts, quick: bool, seed: int) -> None:
     """Measure the collectives of as many processes as there are devices."""
-    volumes = QUICK_VOLUMES if quick else VOLUMES_CPU
-    worker = partial(_collectives, folder=folder, facts=facts, volumes=volumes, seed=seed)
-    run_ranks(worker, facts.devices_per_node, threads=facts.threads)
+    volumes, world = QUICK_VOLUMES if quick else VOLUMES_CPU, facts.devices_per_node
+    if lacks_collectives(folder, facts, Ranks(0, world, world, facts.device), volumes):
+        worker = partial(_collectives, folder=folder, facts=facts, volumes=volumes, seed=seed)
+        run_ranks(worker, world, threads=facts.threads)
 
 
 def _collectives(
