@@ -20,7 +20,7 @@ from lawfit import AnyLaw
 from moe_ref import SweepRun
 from mosaic_opt import solve
 from mosaic_opt.envelope import parse_envelope
-from perfmodel import Architecture
+from perfmodel import Architecture, Batch, Cluster, Plan, estimate, load_stack
 
 SEQ_LEN = 128
 BUDGET_S = 40.0
@@ -101,6 +101,16 @@ def by_pack(
     if lacking:
         raise ValueError(f"the envelope rejects {lacking[0]}, and {len(lacking) - 1} more")
     return [step_s[at] for at in range(len(architectures))], str(solution)
+
+
+def priced_steps(
+    architectures: Sequence[Architecture], pack: Path | str, stack: Path | str
+) -> list[float]:
+    """Return the time of a step of each shape by a pack and a stack, as `by_pack` has it [s]."""
+    cluster = Cluster(hardware=str(pack), nodes=1, devices=1)
+    plan, batch = Plan(dp=1, micro_batch=SEQUENCES), Batch(global_batch=SEQUENCES, seq_len=SEQ_LEN)
+    profile = load_stack(str(stack))
+    return [estimate(a, plan, cluster, batch, stack=profile).step_time_s for a in architectures]
 
 
 def choices(

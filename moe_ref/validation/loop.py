@@ -63,7 +63,7 @@ class Validation:
     rows : tuple of ScoredStep
         Predicted and then measured.
     scores : dict of str to StepScores
-        By kind of step: ``one`` process, ``dp``, ``ep``.
+        By kind of step: ``one`` process, ``dp``, ``ep``, and where there are several, ``all``.
     remarks : tuple of str
         What was left out and why, one sentence each.
     """
@@ -226,7 +226,8 @@ def _predicted(
 
 def _scores(rows: Sequence[ScoredStep]) -> dict[str, StepScores]:
     groups = {g: [row for row in rows if row.prediction.group == g] for g in GROUPS}
-    return {group: score(mine) for group, mine in groups.items() if len(mine) > 1}
+    found = {group: score(mine) for group, mine in groups.items() if len(mine) > 1}
+    return found | {"all": score(rows)} if len(found) > 1 else found
 
 
 def _reported(found: Validation) -> Validation:

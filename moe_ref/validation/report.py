@@ -49,7 +49,7 @@ def scores_table(scores: Mapping[str, StepScores]) -> list[tuple[str, ...]]:
     for group, s in scores.items():
         found.append(
             (
-                GROUPS.get(group, group),
+                GROUPS.get(group, "all of them"),
                 str(s.rows),
                 f"{s.mape:.1%}",
                 f"{s.bias:+.1%}",
