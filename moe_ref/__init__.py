@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
     from moe_ref.sweeps import SweepRow, SweepRun, read_sweep, sweep, train_sweep_run
     from moe_ref.training import Run, StepReport, TokenWindows, train
+    from moe_ref.validation.cases import StepCase
+    from moe_ref.validation.loop import Validation, validate
+    from moe_ref.validation.scores import Prediction, ScoredStep, StepScores
 
 _HOMES = {
     "Attention": "attention",
@@ -86,6 +89,7 @@ _HOMES = {
     "MoeRefError": "errors",
     "Normalisation": "lineage.linear",
     "PaperRouter": "paper_router",
+    "Prediction": "validation.scores",
     "ParallelExperts": "parallel",
     "ParallelRun": "parallel",
     "RankError": "errors",
@@ -97,6 +101,7 @@ _HOMES = {
     "Routing": "routing",
     "RoutingStatistics": "statistics",
     "Run": "training",
+    "ScoredStep": "validation.scores",
     "SecondExpert": "lineage.gshard",
     "ShazeerRecipe": "lineage.shazeer",
     "ShazeerRouter": "lineage.shazeer",
@@ -104,13 +109,16 @@ _HOMES = {
     "SinkhornRouter": "lineage.sinkhorn",
     "StMoeRecipe": "lineage.gshard",
     "StMoeRouter": "lineage.gshard",
+    "StepCase": "validation.cases",
     "StepReport": "training",
+    "StepScores": "validation.scores",
     "SweepRow": "sweeps",
     "SweepRun": "sweeps",
     "SwiGlu": "parts",
     "SwitchRecipe": "lineage.switch",
     "SwitchRouter": "lineage.switch",
     "TokenWindows": "training",
+    "Validation": "validation.loop",
     "WarmupStableDecay": "recipe",
     "adamw": "recipe",
     "apply_grouped": "experts",
@@ -138,6 +146,7 @@ _HOMES = {
     "train": "training",
     "train_sweep_run": "sweeps",
     "updated_bias": "lineage.deepseek",
+    "validate": "validation.loop",
     "within_capacity": "lineage.capacity",
     "z_loss": "paper_router",
 }
@@ -172,6 +181,7 @@ __all__ = [
     "PaperRouter",
     "ParallelExperts",
     "ParallelRun",
+    "Prediction",
     "RankError",
     "ReferenceModel",
     "Rotation",
@@ -181,6 +191,7 @@ __all__ = [
     "Routing",
     "RoutingStatistics",
     "Run",
+    "ScoredStep",
     "SecondExpert",
     "ShazeerRecipe",
     "ShazeerRouter",
@@ -188,13 +199,16 @@ __all__ = [
     "SinkhornRouter",
     "StMoeRecipe",
     "StMoeRouter",
+    "StepCase",
     "StepReport",
+    "StepScores",
     "SweepRow",
     "SweepRun",
     "SwiGlu",
     "SwitchRecipe",
     "SwitchRouter",
     "TokenWindows",
+    "Validation",
     "WarmupStableDecay",
     "adamw",
     "apply_grouped",
@@ -222,6 +236,7 @@ __all__ = [
     "train",
     "train_sweep_run",
     "updated_bias",
+    "validate",
     "within_capacity",
     "z_loss",
 ]

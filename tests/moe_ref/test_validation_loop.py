@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,13 @@ DESIGN = Design(
     parallel=2,
     beside=2,
 )
-FAST = {"effort": TINY, "design": DESIGN, "visits": Visits(2, 1), "resamples": 4}
+FAST: dict[str, Any] = {
+    "quick": True,
+    "effort": TINY,
+    "design": DESIGN,
+    "visits": Visits(2, 1),
+    "resamples": 2,
+}
 
 
 @pytest.fixture(scope="module")
