@@ -151,11 +151,13 @@ def validate(
         raise CalibrationError(" ".join(found.unpriced))
     visits = visits or (QUICK if quick else FULL)
     time = partial(measure_steps, folder, facts, visits=visits, seed=seed, progress=progress)
-    time_together = partial(measure_parallel_steps, folder, facts, visits=visits, seed=seed)
+    time_together = partial(
+        measure_parallel_steps, folder, facts, visits=visits, seed=seed, progress=progress
+    )
     time(cases.fitted)
     beside = cases.beside if parallel else ()
     time_together(beside)
-    times = step_times(folder, facts)
+    times = step_times(folder, facts, visits)
     profile = fitted_stack(
         facts,
         found.pack,
@@ -173,7 +175,7 @@ def validate(
     said = _predicted(found, profile, (*cases.scored, *parallel))
     time(cases.scored)
     time_together(parallel)
-    times = step_times(folder, facts)
+    times = step_times(folder, facts, visits)
     rows = tuple(scored(each, times[each.case.id]) for each in said)
     return _reported(Validation(found, profile, rows, _scores(rows), tuple(remarks)))
 

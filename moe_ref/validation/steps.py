@@ -87,15 +87,21 @@ class StepFile(RowFile):
     """The table of timed steps, one row a visit."""
 
     def __init__(self, folder: Path) -> None:
-        keys = ("device", "case", "visit")
-        super().__init__(folder / TABLE, (*keys, "steps", "step_ms", "waited"), keys)
+        keys = ("device", "dtype", "case", "steps", "visit")
+        super().__init__(folder / TABLE, (*keys, "step_ms", "waited"), keys)
 
 
-def step_times(folder: Path, facts: Facts) -> dict[str, StepTime]:
-    """Return the time of every case of a folder that was visited, by its id."""
+def step_times(folder: Path, facts: Facts, visits: Visits) -> dict[str, StepTime]:
+    """Return the time of every case that had such visits, by its id.
+
+    Visits of another number of steps, as ``--quick`` makes, count apart, and so do those beyond
+    the rounds.
+    """
     found: dict[str, list[float]] = {}
+    wanted = (facts.key, facts.dtype, str(visits.steps))
     for row in StepFile(folder).rows():
-        if row["device"] == facts.key:
+        mine = (row["device"], row["dtype"], row["steps"]) == wanted
+        if mine and int(row["visit"]) < visits.rounds:
             found.setdefault(row["case"], []).append(float(row["step_ms"]) * 1e-3)
     return {
         case: StepTime(median(seconds), min(seconds), max(seconds), len(seconds))
@@ -138,6 +144,7 @@ def measure_parallel_steps(
     *,
     visits: Visits = FULL,
     seed: int = 0,
+    progress: Progress | None = None,
 ) -> None:
     """Time the cases of several ranks that the table lacks visits of, over as many processes.
 
@@ -154,6 +161,8 @@ def measure_parallel_steps(
         mine = [case for case in cases if case.ranks == ranks]
         left = _left(StepFile(folder), facts, mine, visits, seed)
         if left:
+            if progress is not None:
+                progress(f"steps of {ranks} processes", 0, len(left))
             worker = partial(_visit_all, folder=folder, facts=facts, left=left, steps=visits.steps)
             run_ranks(worker, ranks, threads=facts.threads)
 
@@ -183,20 +192,21 @@ def _left(
     for visit in range(visits.rounds):
         order = sorted(cases, key=lambda case: case.id)
         draw.shuffle(order)
-        left += [(case, visit) for case in order if _key(facts, case, visit) not in table]
+        key = partial(_key, facts, visit=visit, steps=visits.steps)
+        left += [(case, visit) for case in order if key(case) not in table]
     return left
 
 
-def _key(facts: Facts, case: StepCase, visit: int) -> dict[str, Cell]:
-    return {"device": facts.key, "case": case.id, "visit": visit}
+def _key(facts: Facts, case: StepCase, *, visit: int, steps: int) -> dict[str, Cell]:
+    words: dict[str, Cell] = {"device": facts.key, "dtype": facts.dtype, "case": case.id}
+    return words | {"steps": steps, "visit": visit}
 
 
 def _row(facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]) -> Mapping[str, Cell]:
     waited = sum(sample.waited for sample in samples)
     spent = sum(sample.seconds for sample in samples) + waited
     return {
-        **_key(facts, case, visit),
-        "steps": len(samples),
+        **_key(facts, case, visit=visit, steps=len(samples)),
         "step_ms": 1e3 * median(sample.seconds for sample in samples),
         "waited": round(waited / spent, 3),
     }

@@ -57,11 +57,12 @@ DESIGN = Design(
     parallel=2,
     beside=2,
 )
+VISITS = Visits(rounds=2, steps=1)
 FAST: dict[str, Any] = {
     "quick": True,
     "effort": TINY,
     "design": DESIGN,
-    "visits": Visits(2, 1),
+    "visits": VISITS,
     "resamples": 2,
 }
 
@@ -130,7 +131,10 @@ def test_every_step_was_timed_and_predicted(found: Validation, folder: Path) -> 
     cases = cases_of(DESIGN)
     wanted = [*cases.scored, *(cases.parallel if several(found) else ())]
     assert [row.prediction.case for row in found.rows] == wanted
-    times = step_times(folder, found.calibration.facts)
+    facts = found.calibration.facts
+    times = step_times(folder, facts, VISITS)
+    assert not step_times(folder, facts, Visits(2, 3))
+    assert not step_times(folder, facts.model_copy(update={"dtype": "bf16"}), VISITS)
     beside = cases.beside if several(found) else ()
     assert set(times) == {case.id for case in (*cases.fitted, *beside, *wanted)}
     assert all(time.visits == 2 and 0.0 < time.low_s <= time.median_s for time in times.values())
@@ -164,7 +168,7 @@ def test_predictions_are_written_before_their_steps_are_timed(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     scored = {case.id for case in cases_of(DESIGN).scored}
     table = (tmp_path / "steps.csv").read_text().splitlines()
-    kept = [line for line in table if line.split(",")[1] not in scored]
+    kept = [line for line in table if line.split(",")[2] not in scored]
     (tmp_path / "steps.csv").write_text("\n".join(kept) + "\n")
     (tmp_path / "predictions.jsonl").unlink()
     real = loop.measure_steps
