@@ -285,6 +285,11 @@ class StepModel:
         ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather"), *levels])
         exchange = weakest([pack.source("all_to_all"), *levels])
         elementwise = pack.source("elementwise")
+        update = [elementwise, self.profile.source("optimizer_scale")]
+        if self.batch.optimizer.dims.matrix_iterations:
+            update.append(self.profile.source("optimizer_matmul_eff"))
+        if self.plan.optimizer_offload:
+            update.append(Source.ASSUMED)
         # how many kernels there are is assumed, unless steps told
         moved = weakest([elementwise, self.profile.source("elementwise_scale")])
         parts = {
@@ -315,7 +320,7 @@ class StepModel:
             "sharding": weakest([ring, Source.ASSUMED]),
             "step_host": self.profile.source("step_host_s"),
             "data_parallel": ring,
-            "optimizer": self.profile.source("optimizer_scale"),
+            "optimizer": weakest(update),
         }
         overall = self._headline(parts)
         return parts | {

@@ -8,6 +8,7 @@ from random import Random
 
 from pydantic import Field
 
+from moe_ref.errors import MoeRefError
 from perfmodel import Architecture, Batch, Plan, Recompute
 from perfmodel.cluster import Cluster
 from perfmodel.frozen import Frozen
@@ -17,6 +18,9 @@ __all__ = ["CPU", "CUDA", "Cases", "Design", "StepCase", "cases_of"]
 
 VOCABULARY = 512
 HEAD_DIM = 64
+
+MOST_DRAWS = 100_000
+"""For the steps of one kind."""
 
 ANY_PACK = "h100"
 """Rules of layouts ask a cluster for its number of devices alone."""
@@ -199,13 +203,20 @@ def cases_of(design: Design, seed: int = 0) -> Cases:
 
     They have each width in turn, and every second one recomputes. Those that break a rule, or are
     smaller or larger than the design allows, are drawn again.
+
+    Raises
+    ------
+    MoeRefError
+        A design that allows too few.
     """
     draw, found = Random(f"steps {seed}"), dict[str, StepCase]()
     widths = design.axes["d_model"]
 
     def add(count: int, **fixed: int | bool) -> tuple[StepCase, ...]:
         cases: list[StepCase] = []
-        while len(cases) < count:
+        for _ in range(MOST_DRAWS):
+            if len(cases) == count:
+                return tuple(cases)
             sizes: dict[str, int | bool] = {k: draw.choice(v) for k, v in design.axes.items()}
             sizes["d_model"] = widths[len(cases) % len(widths)]
             sizes["recompute"] = len(cases) % 2 == 1
@@ -216,7 +227,10 @@ def cases_of(design: Design, seed: int = 0) -> Cases:
             if case.id not in found and _allowed(case, design):
                 found[case.id] = case
                 cases.append(case)
-        return tuple(cases)
+        raise MoeRefError(
+            f"the design gives {len(cases)} of {count} steps after {MOST_DRAWS} draws: widen its "
+            "axes, its flop or its parameters."
+        )
 
     fitted, scored = add(design.fitted), add(design.scored)
     half = design.parallel // 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
+from moe_ref.errors import RankError
 from moe_ref.microbench.calibration import Calibration, calibrate, fit_folder
 from moe_ref.microbench.campaign import Effort, Progress
 from moe_ref.microbench.collectives import (
@@ -19,6 +22,7 @@ from moe_ref.microbench.collectives import (
     measure_collectives,
 )
 from moe_ref.microbench.errors import CalibrationError
+from moe_ref.microbench.files import refused
 from moe_ref.microbench.machine import Facts
 from moe_ref.ranks import run_ranks
 from moe_ref.validation.cases import CPU, CUDA, Design, StepCase, cases_of
@@ -36,7 +40,9 @@ from moe_ref.validation.stack import BUSY, RESAMPLES, beside_busy, fitted_stack,
 from moe_ref.validation.steps import (
     FULL,
     QUICK,
+    StepTime,
     Visits,
+    alone,
     measure_parallel_steps,
     measure_steps,
     step_times,
@@ -108,7 +114,7 @@ def validate(
     Parameters
     ----------
     folder, device, dtype, quick, budget_s, effort, progress
-        See `moe_ref.calibrate`; the budget is that of kernels.
+        See `moe_ref.calibrate`; the budget is that of kernels, and no step is left out for it.
     threads : int, optional
         Threads that are one device of a CPU: 1 unless given, so that several processes fit.
     seed : int
@@ -123,9 +129,8 @@ def validate(
     Raises
     ------
     CalibrationError
-        As `moe_ref.calibrate`, or the folder lacks kernels that a pack needs.
-    RankError
-        A process of several ended.
+        As `moe_ref.calibrate`, or the folder lacks kernels that a pack needs, or a process of
+        several failed.
     """
     if device == "cpu" and threads is None:
         threads = 1
@@ -144,40 +149,56 @@ def validate(
     cases = cases_of(design or (CUDA if facts.device == "cuda" else CPU))
     remarks: list[str] = []
     parallel = cases.parallel if _has_ranks(facts, cases.parallel, remarks) else ()
-    if parallel:
-        _measure_ranks(folder, facts, quick, seed)
+    if parallel and found.pack is not None:
+        with _ranks_heard():
+            _measure_ranks(folder, facts, max(case.ranks for case in parallel), quick, seed)
         found = fit_folder(folder, facts, found.rows)
     if found.pack is None:
         raise CalibrationError(" ".join(found.unpriced))
     visits = visits or (QUICK if quick else FULL)
-    time = partial(measure_steps, folder, facts, visits=visits, seed=seed, progress=progress)
-    time_together = partial(
-        measure_parallel_steps, folder, facts, visits=visits, seed=seed, progress=progress
-    )
-    time(cases.fitted)
-    beside = cases.beside if parallel else ()
-    time_together(beside)
-    times = step_times(folder, facts, visits)
+
+    def timed(one: Sequence[StepCase], several: Sequence[StepCase]) -> dict[str, StepTime]:
+        settings: Any = {"visits": visits, "seed": seed, "progress": progress}
+        measure_steps(folder, facts, one, **settings)
+        with _ranks_heard():
+            measure_parallel_steps(folder, facts, several, **settings)
+        times = step_times(folder, facts, visits)
+        lacking = [case.id for case in one if case.id not in times]
+        if lacking:
+            remarks.append(f"Not in the memory of the device: {', '.join(lacking)}.")
+        return times
+
+    times = timed(cases.fitted, cases.beside if parallel else ())
     profile = fitted_stack(
         facts,
         found.pack,
         found.path,
-        [(case, times[case.id]) for case in cases.fitted],
+        [(case, times[case.id]) for case in cases.fitted if case.id in times],
         resamples=resamples,
         progress=None if progress is None else partial(progress, "stack"),
     )
-    if beside:
-        pairs = zip(beside, cases.fitted, strict=False)  # the same steps, beside others and alone
-        ratios = [times[b.id].median_s / times[alone.id].median_s for b, alone in pairs]
-        profile = beside_busy(profile, ratios)
-    text = "Written by `mosaic calibrate --validate`, of steps in steps.csv."
-    (folder / STACK).write_text(record_toml(profile, text), "utf-8")
-    said = _predicted(found, profile, (*cases.scored, *parallel))
-    time(cases.scored)
-    time_together(parallel)
-    times = step_times(folder, facts, visits)
-    rows = tuple(scored(each, times[each.case.id]) for each in said)
+    if parallel and cases.beside:
+        pairs = [(times[case.id], times[alone(case)]) for case in cases.beside]
+        profile = beside_busy(profile, [busy.median_s / idle.median_s for busy, idle in pairs])
+    _write(folder / STACK, record_toml(profile, "Written by `mosaic calibrate --validate`."))
+    said = _predicted(found, profile, (*cases.scored, *parallel), times, remarks)
+    times = timed(cases.scored, parallel)
+    rows = tuple(scored(each, times[each.case.id]) for each in said if each.case.id in times)
     return _reported(Validation(found, profile, rows, _scores(rows), tuple(remarks)))
+
+
+@contextmanager
+def _ranks_heard() -> Iterator[None]:
+    """Say in one sentence what a process of several failed by."""
+    try:
+        yield
+    except RankError as error:
+        raise CalibrationError(f"Several processes: {error}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    with refused(path, "written"):
+        path.write_text(text, "utf-8")
 
 
 def _has_ranks(facts: Facts, cases: Sequence[StepCase], remarks: list[str]) -> bool:
@@ -195,9 +216,9 @@ def _has_ranks(facts: Facts, cases: Sequence[StepCase], remarks: list[str]) -> b
     return True
 
 
-def _measure_ranks(folder: Path, facts: Facts, quick: bool, seed: int) -> None:
-    """Measure the collectives of as many processes as there are devices."""
-    volumes, world = QUICK_VOLUMES if quick else VOLUMES_CPU, facts.devices_per_node
+def _measure_ranks(folder: Path, facts: Facts, world: int, quick: bool, seed: int) -> None:
+    """Measure the collectives of some processes."""
+    volumes = QUICK_VOLUMES if quick else VOLUMES_CPU
     if lacks_collectives(folder, facts, Ranks(0, world, world, facts.device), volumes):
         worker = partial(_collectives, folder=folder, facts=facts, volumes=volumes, seed=seed)
         run_ranks(worker, world, threads=facts.threads)
@@ -212,17 +233,34 @@ def _collectives(
 
 
 def _predicted(
-    found: Calibration, profile: StackProfile, cases: Sequence[StepCase]
+    found: Calibration,
+    profile: StackProfile,
+    cases: Sequence[StepCase],
+    times: Mapping[str, StepTime],
+    remarks: list[str],
 ) -> list[Prediction]:
-    """Predict every case, and write the predictions down."""
+    """Predict every case, and write the predictions down.
+
+    Where other predictions are there and steps were timed since, there is a remark: these were not
+    made before.
+    """
     assert found.pack is not None
     unfitted, path = unfitted_stack(found.facts, found.pack), str(found.path)
-    said = [
-        predicted_step(case, path, profile.varied(*[BUSY] * (case.ranks > 1)), unfitted)
-        for case in cases
-    ]
+    said = []
+    for case in cases:
+        busy = case.ranks > 1 and BUSY in profile.variants
+        stack = profile.varied(BUSY) if busy else profile
+        said.append(predicted_step(case, path, stack, unfitted))
     lines = "".join(each.model_dump_json() + "\n" for each in said)
-    (found.folder / PREDICTIONS).write_text(lines, "utf-8")
+    place, after = found.folder / PREDICTIONS, sum(case.id in times for case in cases)
+    with refused(place, "read"):
+        changed = place.exists() and place.read_text("utf-8") != lines
+    if after and changed:
+        remarks.append(
+            f"Pack or stack changed when {after} of the steps had been timed: these were "
+            "predicted afterwards."
+        )
+    _write(place, lines)
     return said
 
 
@@ -237,10 +275,10 @@ def _reported(found: Validation) -> Validation:
     calibration = found.calibration
     folder, facts, pack = calibration.folder, calibration.facts, calibration.pack
     assert pack is not None
-    (folder / ROWS).write_text(rows_csv(found.rows), "utf-8")
+    _write(folder / ROWS, rows_csv(found.rows))
     page = validation_markdown(facts, pack, found.profile, found.rows, found.scores, found.remarks)
-    (folder / REPORT).write_text(page, "utf-8")
+    _write(folder / REPORT, page)
     figure = figure_html(found.rows, f"Steps of moe_ref on {facts.name}, {facts.threads} threads")
     if figure is not None:
-        (folder / FIGURE).write_text(figure, "utf-8")
+        _write(folder / FIGURE, figure)
     return found

@@ -75,7 +75,8 @@ def validation_markdown(
     e = profile.errors
     machine = (
         f"{facts.name}, {facts.cores} cores ({facts.capability}), {facts.devices_per_node} devices "
-        f"of {facts.threads} threads and {facts.memory_bytes / 1e9:.1f} GB each"
+        f"of {facts.threads} {'thread' if facts.threads == 1 else 'threads'} and "
+        f"{facts.memory_bytes / 1e9:.1f} GB each"
         if facts.device == "cpu"
         else f"{facts.name} ({facts.capability}), CUDA {facts.cuda_version}"
     )
@@ -97,7 +98,7 @@ def validation_markdown(
         _table([("constant", "value", "5 %", "95 %", "unit", "meaning"), *constants]),
         _table(
             [
-                ("step", "predicted [ms]", "measured [ms]", "error", "MFU", "predicted"),
+                ("step", "predicted [ms]", "measured [ms]", "error", "MFU", "predicted", "outside"),
                 *(
                     (
                         row.prediction.case.id,
@@ -106,6 +107,7 @@ def validation_markdown(
                         f"{row.error:+.1%}",
                         f"{row.measured_mfu:.1%}",
                         f"{row.prediction.mfu:.1%}",
+                        str(row.prediction.outside),
                     )
                     for row in rows
                 ),

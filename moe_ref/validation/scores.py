@@ -9,9 +9,10 @@ import numpy as np
 from moe_ref.validation.cases import StepCase
 from moe_ref.validation.stack import CONVENTION
 from moe_ref.validation.steps import StepTime
-from perfmodel import StepEstimate, estimate
 from perfmodel.calibration.stacks import StackProfile
 from perfmodel.frozen import Frozen
+from perfmodel.ranges import range_flags
+from perfmodel.step import StepModel, legal_model
 
 __all__ = ["GROUPS", "Prediction", "ScoredStep", "StepScores", "predicted_step", "score"]
 
@@ -34,7 +35,7 @@ class Prediction(Frozen):
     mfu : float
         Of the fastest product, with ``6 N_act`` without embedding [-].
     outside : int
-        Values outside what pack or stack were fitted on.
+        Sizes outside what the pack's surfaces or the stack were fitted on.
     """
 
     case: StepCase
@@ -114,23 +115,17 @@ def predicted_step(
     """Predict a step by a pack, a name or a path, and a stack, and by the pack alone."""
     cluster = case.cluster(pack)
 
-    def by(stack: StackProfile) -> StepEstimate:
-        return estimate(
-            case.architecture,
-            case.plan,
-            cluster,
-            case.batch,
-            stack=stack,
-            mfu_convention=CONVENTION,
-        )
+    def by(stack: StackProfile) -> StepModel:
+        return legal_model(case.architecture, case.plan, cluster, case.batch, stack)
 
     found = by(profile)
+    flop = case.architecture.flops_per_token(CONVENTION, case.seq_len) * case.batch.tokens
     return Prediction(
         case=case,
-        step_s=found.step_time_s,
-        kernels_s=by(unfitted).step_time_s,
-        mfu=found.mfu,
-        outside=len(found.flags),
+        step_s=found.step_s,
+        kernels_s=by(unfitted).step_s,
+        mfu=flop / (found.step_s * cluster.n_devices * cluster.peak_flops),
+        outside=len(range_flags(found)),
     )
 
 

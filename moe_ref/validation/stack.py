@@ -40,7 +40,11 @@ FITTED = {
     "host_layer_s": (0.0, "s", "A: host time of a sparse layer, forward, replay and backward"),
     "elementwise_scale": (1.0, "-", "norms, gated units and permutation, over the pack's surface"),
     "router_scale": (1.0, "-", "the router of arXiv 2608.10605 over one product and selection"),
-    "optimizer_scale": (1.0, "-", "AdamW, an operation at a time, over reading each state once"),
+    "optimizer_scale": (
+        1.0,
+        "-",
+        "AdamW, an operation at a time, over 30 B a parameter",
+    ),
 }
 """What steps fit: where nothing is fitted, unit and meaning."""
 
@@ -96,7 +100,7 @@ def unfitted_stack(facts: Facts, pack: HardwarePack) -> StackProfile:
                 high=value,
                 identified=0.0,
                 unit=unit,
-                source=Source.FITTED,
+                source=Source.ASSUMED,
                 meaning=meaning,
             )
             for name, (value, unit, meaning) in FITTED.items()
@@ -206,13 +210,15 @@ def beside_busy(profile: StackProfile, ratios: Sequence[float]) -> StackProfile:
                 identified=1.0,
                 unit="-",
                 source=Source.MEASURED,
-                meaning=f"steps beside busy neighbours over steps alone; median of {len(ratios)}, "
-                "5% and 95% of them",
+                meaning=f"steps beside busy neighbours over steps alone: the median, "
+                f"and 5% and 95%, of {len(ratios)}",
             )
         },
         assumptions={
             name: Assumption(
-                value=middle * float(getattr(stack, name)), source=Source.ASSUMED, note=note
+                value=float(f"{middle * getattr(stack, name):.5g}"),
+                source=profile.source(name),
+                note=note,
             )
             for name in stretched
         },

@@ -32,6 +32,7 @@ __all__ = [
     "QUICK",
     "StepTime",
     "Visits",
+    "alone",
     "measure_parallel_steps",
     "measure_steps",
     "step_times",
@@ -120,6 +121,8 @@ def measure_steps(
 ) -> None:
     """Time the cases of one rank that the table lacks visits of.
 
+    On a CPU without what other processes had of the core; of several ranks, by the wall. A step
+    that does not fit into the device's memory has no row.
     Every visit is on the disk before the next begins; what was interrupted goes on there.
 
     Raises
@@ -131,8 +134,13 @@ def measure_steps(
     left = _left(table, facts, cases, visits, seed)
     with threads_of(facts):
         for done, (case, visit) in enumerate(left):
-            samples = _timed(_run(case, facts), case, facts, visits.steps)
-            table.add(_row(facts, case, visit, samples))
+            try:
+                samples = _timed(_run(case, facts), case, facts, visits.steps)
+            except torch.OutOfMemoryError:
+                continue  # no row says so, and neither does any prediction
+            walls = sum(sample.wall_s for sample in samples)
+            waited = sum(sample.waited for sample in samples) / walls
+            table.add(_row(facts, case, visit, [s.seconds for s in samples], waited))
             if progress is not None:
                 progress("steps", done + 1, len(left))
 
@@ -173,15 +181,31 @@ def _visit_all(
     """Make all visits on one of several ranks; the first of them writes."""
     for case, visit in left:
         run = _run(case, facts)
+        if case.apart:  # first one of them while the others wait: machines drift
+            _visit_alone(rank, run, case, visit, folder, facts, steps)
         samples = _timed(run, case, facts, steps, rank=rank, before=dist.barrier)
-        seconds = torch.tensor([sample.seconds for sample in samples], dtype=torch.float64)
-        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-        slowest = [
-            sample._replace(seconds=one)
-            for sample, one in zip(samples, seconds.tolist(), strict=True)
-        ]
+        walls = torch.tensor([sample.wall_s for sample in samples], dtype=torch.float64)
+        dist.all_reduce(walls, op=dist.ReduceOp.MAX)
         if rank == 0:
-            StepFile(folder).add(_row(facts, case, visit, slowest))
+            waited = sum(sample.waited for sample in samples) / float(walls.sum())
+            StepFile(folder).add(_row(facts, case, visit, walls.tolist(), waited))
+
+
+def _visit_alone(
+    rank: int, run: Run, case: StepCase, visit: int, folder: Path, facts: Facts, steps: int
+) -> None:
+    """Time the steps of the first rank while the others do nothing."""
+    if rank == 0:
+        walls = [sample.wall_s for sample in _timed(run, case, facts, steps)]
+        row, table = _row(facts, case, visit, walls, 0.0), StepFile(folder)
+        if (row := {**row, "case": alone(case)}) not in table:
+            table.add(row)
+    dist.barrier()
+
+
+def alone(case: StepCase) -> str:
+    """Return the name of the steps of one rank while the others of a case do nothing."""
+    return f"{case.id}-alone"
 
 
 def _left(
@@ -202,13 +226,13 @@ def _key(facts: Facts, case: StepCase, *, visit: int, steps: int) -> dict[str, C
     return words | {"steps": steps, "visit": visit}
 
 
-def _row(facts: Facts, case: StepCase, visit: int, samples: Sequence[Sample]) -> Mapping[str, Cell]:
-    waited = sum(sample.waited for sample in samples)
-    spent = sum(sample.seconds for sample in samples) + waited
+def _row(
+    facts: Facts, case: StepCase, visit: int, seconds: Sequence[float], waited: float
+) -> Mapping[str, Cell]:
     return {
-        **_key(facts, case, visit=visit, steps=len(samples)),
-        "step_ms": 1e3 * median(sample.seconds for sample in samples),
-        "waited": round(waited / spent, 3),
+        **_key(facts, case, visit=visit, steps=len(seconds)),
+        "step_ms": 1e3 * median(seconds),
+        "waited": round(waited, 3),
     }
 
 

@@ -27,6 +27,7 @@ from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.iteration import step_total
 from perfmodel.ranges import stack_variables
+from perfmodel.sources import Source
 from perfmodel.stack import SWEEP_CONSTANTS, Stack
 from perfmodel.step import StepModel
 from perfmodel.validation.runs import MeasuredRun, layout_sweeps
@@ -121,7 +122,8 @@ def fit_constants(
     """Fit constants to runs.
 
     A constant that none of the runs responds to (no pipeline over several nodes, say) is not
-    identified by them and is set to 0: the effect is then left out, not guessed.
+    identified by them. A time is then set to 0, the effect left out and not guessed; a scale keeps
+    the value of ``base``.
 
     Parameters
     ----------
@@ -169,13 +171,23 @@ def fit_constants(
         if best is None or fit.cost < best.cost:
             best = fit
     constants: Vector = np.exp(best.x)
-    for i in range(len(constants)):
-        without = constants.copy()
+    silent = ~responds(runs, base, constants, names)
+    kept = [getattr(base, name) if name.endswith("_scale") else 0.0 for name in names]
+    return np.where(silent, kept, constants)
+
+
+def responds(
+    runs: Sequence[PreparedRun], base: Stack, constants: Vector, names: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Say of each constant whether the prediction of any run changes with it, shape (names,)."""
+    found = np.empty(len(names), dtype=np.bool_)
+    for i, name in enumerate(names):
+        there, without = constants.copy(), constants.copy()
+        there[i] = max(constants[i], *STARTS[name])
         without[i] = 0.0
-        change = predict(runs, base, without, names) / predict(runs, base, constants, names)
-        if np.max(np.abs(np.log(change))) < 1e-9:
-            constants[i] = 0.0
-    return constants
+        change = predict(runs, base, without, names) / predict(runs, base, there, names)
+        found[i] = np.max(np.abs(np.log(change))) >= 1e-9
+    return found
 
 
 def errors(
@@ -219,18 +231,23 @@ def bootstrap(
     progress: Callable[[int, int], None] | None = None,
     names: Sequence[str] = SWEEP_CONSTANTS,
 ) -> NDArray[np.float64]:
-    """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, names)."""
+    """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, names).
+
+    NaN where no run of a resample responds to the constant: it says nothing of it.
+    """
     draws = np.empty((n, len(names)))
     for i in range(n):
         weights = np.bincount(rng.integers(len(runs), size=len(runs)), minlength=len(runs))
         chosen = [int(k) for k in np.flatnonzero(weights)]
+        drawn = [runs[k] for k in chosen]
         draws[i] = fit_constants(
-            [runs[k] for k in chosen],
+            drawn,
             base,
             weights[chosen].astype(np.float64),
             starts=[np.maximum(start, 1e-6).tolist()],
             names=names,
         )
+        draws[i, ~responds(drawn, base, draws[i], names)] = np.nan
         if progress is not None:
             progress(i + 1, n)
     return draws
@@ -265,7 +282,6 @@ def fit_profile(
     draws = bootstrap(
         prepared, stack, resamples, np.random.default_rng(seed), fitted, progress, names
     )
-    draws[draws == 0.0] = np.nan  # resamples that do not identify the constant say nothing of it
     low, high = np.nanquantile(draws, (0.05, 0.95), axis=0)
     identified = np.mean(np.isfinite(draws), axis=0)
     constants = {
@@ -275,6 +291,7 @@ def fit_profile(
                 "low": min(_round(low[i]), _round(fitted[i])),
                 "high": max(_round(high[i]), _round(fitted[i])),
                 "identified": float(identified[i]),
+                "source": Source.FITTED,
             }
         )
         for i, constant in enumerate(names)
