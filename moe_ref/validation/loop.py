@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from moe_ref.validation.stack import BUSY, RESAMPLES, beside_busy, fitted_stack,
 from moe_ref.validation.steps import (
     FULL,
     QUICK,
-    StepTime,
     Visits,
     alone,
     measure_parallel_steps,
@@ -52,8 +51,8 @@ from perfmodel.calibration.writer import record_toml
 
 __all__ = ["Validation", "validate"]
 
-STACK, PREDICTIONS = "stack.toml", "predictions.jsonl"
-ROWS, REPORT, FIGURE = "validation.csv", "validation.md", "validation.html"
+STACK, ROWS = "stack.toml", "validation.csv"
+REPORT, FIGURE = "validation.md", "validation.html"
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,11 @@ def validate(
     resamples: int = RESAMPLES,
     progress: Progress | None = None,
 ) -> Validation:
-    """Calibrate the machine, fit its stack to some steps, predict others, and measure those.
+    """Calibrate the machine, fit its stack to some steps, and predict others by it.
 
-    What is in the folder is not measured again. Predictions are written before any of their steps
-    is timed.
+    Steps that fit and steps that score are timed in the same rounds, each in an order of its own,
+    and so are those of several processes: what the machine does meanwhile falls on all alike. No
+    time of a step that is scored enters its prediction. What the folder has is not timed again.
 
     Parameters
     ----------
@@ -156,19 +156,17 @@ def validate(
     if found.pack is None:
         raise CalibrationError(" ".join(found.unpriced))
     visits = visits or (QUICK if quick else FULL)
-
-    def timed(one: Sequence[StepCase], several: Sequence[StepCase]) -> dict[str, StepTime]:
-        settings: Any = {"visits": visits, "seed": seed, "progress": progress}
-        measure_steps(folder, facts, one, **settings)
+    every = (*cases.fitted, *cases.scored)
+    together = (*cases.beside, *parallel) if parallel else ()
+    for rounds in range(1, visits.rounds + 1):  # all of one round before the next: machines drift
+        settings: Any = {"visits": replace(visits, rounds=rounds), "seed": seed}
+        measure_steps(folder, facts, every, progress=progress, **settings)
         with _ranks_heard():
-            measure_parallel_steps(folder, facts, several, **settings)
-        times = step_times(folder, facts, visits)
-        lacking = [case.id for case in one if case.id not in times]
-        if lacking:
-            remarks.append(f"Not in the memory of the device: {', '.join(lacking)}.")
-        return times
-
-    times = timed(cases.fitted, cases.beside if parallel else ())
+            measure_parallel_steps(folder, facts, together, progress=progress, **settings)
+    times = step_times(folder, facts, visits)
+    lacking = [case.id for case in every if case.id not in times]
+    if lacking:
+        remarks.append(f"Not in the memory of the device: {', '.join(lacking)}.")
     profile = fitted_stack(
         facts,
         found.pack,
@@ -181,8 +179,7 @@ def validate(
         pairs = [(times[case.id], times[alone(case)]) for case in cases.beside]
         profile = beside_busy(profile, [busy.median_s / idle.median_s for busy, idle in pairs])
     _write(folder / STACK, record_toml(profile, "Written by `mosaic calibrate --validate`."))
-    said = _predicted(found, profile, (*cases.scored, *parallel), times, remarks)
-    times = timed(cases.scored, parallel)
+    said = _predicted(found, profile, (*cases.scored, *parallel))
     rows = tuple(scored(each, times[each.case.id]) for each in said if each.case.id in times)
     return _reported(Validation(found, profile, rows, _scores(rows), tuple(remarks)))
 
@@ -233,17 +230,9 @@ def _collectives(
 
 
 def _predicted(
-    found: Calibration,
-    profile: StackProfile,
-    cases: Sequence[StepCase],
-    times: Mapping[str, StepTime],
-    remarks: list[str],
+    found: Calibration, profile: StackProfile, cases: Sequence[StepCase]
 ) -> list[Prediction]:
-    """Predict every case, and write the predictions down.
-
-    Where other predictions are there and steps were timed since, there is a remark: these were not
-    made before.
-    """
+    """Predict every case; those of several ranks beside busy neighbours."""
     assert found.pack is not None
     unfitted, path = unfitted_stack(found.facts, found.pack), str(found.path)
     said = []
@@ -251,16 +240,6 @@ def _predicted(
         busy = case.ranks > 1 and BUSY in profile.variants
         stack = profile.varied(BUSY) if busy else profile
         said.append(predicted_step(case, path, stack, unfitted))
-    lines = "".join(each.model_dump_json() + "\n" for each in said)
-    place, after = found.folder / PREDICTIONS, sum(case.id in times for case in cases)
-    with refused(place, "read"):
-        changed = place.exists() and place.read_text("utf-8") != lines
-    if after and changed:
-        remarks.append(
-            f"Pack or stack changed when {after} of the steps had been timed: these were "
-            "predicted afterwards."
-        )
-    _write(place, lines)
     return said
 
 

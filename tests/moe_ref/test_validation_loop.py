@@ -20,7 +20,7 @@ from moe_ref.microbench.campaign import Effort
 from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.grids import Scale
 from moe_ref.validation import loop
-from moe_ref.validation.cases import CPU, CUDA, Cases, Design, StepCase, cases_of
+from moe_ref.validation.cases import CPU, CUDA, Cases, Design, cases_of
 from moe_ref.validation.loop import Validation, validate
 from moe_ref.validation.report import figure_html, rows_csv, scores_table, validation_markdown
 from moe_ref.validation.scores import Prediction, ScoredStep, predicted_step, score
@@ -162,29 +162,43 @@ def test_the_stack_was_fitted_to_none_of_the_steps_that_score_it(found: Validati
     assert not any(flag.startswith(f"{profile.name}: its constants") for flag in step.flags)
 
 
-def test_predictions_are_written_before_their_steps_are_timed(
-    found: Validation, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_no_time_of_a_scored_step_enters_a_prediction(
+    found: Validation, folder: Path, tmp_path: Path
 ) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    scored = {case.id for case in cases_of(DESIGN).scored}
-    table = (tmp_path / "steps.csv").read_text().splitlines()
-    kept = [line for line in table if line.split(",")[2] not in scored]
-    (tmp_path / "steps.csv").write_text("\n".join(kept) + "\n")
-    (tmp_path / "predictions.jsonl").unlink()
-    real = loop.measure_steps
+    scored = {row.prediction.case.id for row in found.rows}
+    head, *lines = (tmp_path / "steps.csv").read_text().splitlines()
+    at = head.split(",").index("step_ms")
+    for n, line in enumerate(lines):
+        cells = line.split(",")
+        if cells[2] in scored:
+            cells[at] = str(3.0 * float(cells[at]))
+        lines[n] = ",".join(cells)
+    (tmp_path / "steps.csv").write_text("\n".join([head, *lines]) + "\n")
+    again = validate(tmp_path, threads=1, **FAST)
+    assert [row.prediction for row in again.rows] == [row.prediction for row in found.rows]
+    for row, before in zip(again.rows, found.rows, strict=True):
+        assert row.measured_s == pytest.approx(3.0 * before.measured_s)
 
-    def refuse(where: Path, facts: object, cases: tuple[StepCase, ...], **options: object) -> None:
-        if cases[0].id in scored:
-            raise KeyboardInterrupt
-        real(where, facts, cases, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(loop, "measure_steps", refuse)
+def test_an_interrupted_loop_keeps_whole_rounds(
+    found: Validation, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in folder.iterdir():
+        if file.name != "steps.csv":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "measure_parallel_steps", stop)
     with pytest.raises(KeyboardInterrupt):
         validate(tmp_path, threads=1, **FAST)
-    lines = (tmp_path / "predictions.jsonl").read_text().splitlines()
-    said = [Prediction.model_validate_json(line) for line in lines]
-    assert said == [row.prediction for row in found.rows]
+    cases = cases_of(DESIGN)
+    times = step_times(tmp_path, found.calibration.facts, VISITS)
+    assert set(times) == {case.id for case in (*cases.fitted, *cases.scored)}
+    assert {time.visits for time in times.values()} == {1}
 
 
 def test_what_was_timed_is_not_timed_again(found: Validation, folder: Path) -> None:
