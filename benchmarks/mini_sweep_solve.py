@@ -118,12 +118,10 @@ def choices(
 ) -> list[Choice]:
     """Return every shape under both budgets, the least loss in the time first.
 
-    The FLOPs are those that the median shape trains with in the time.
+    The FLOPs are those that the first of them trains with in the time.
     """
     active = np.array([a.n_active() for a in architectures], dtype=float)
     tokens = BUDGET_S / np.array(step_s) * SEQUENCES * SEQ_LEN
-    flop = float(np.median(6.0 * active * tokens))
-    flop_tokens = flop / (6.0 * active)
     total = np.array([a.n_total() for a in architectures], dtype=float)
     split = np.array([a.expert_split for a in architectures], dtype=float)
 
@@ -132,7 +130,10 @@ def choices(
             law.loss(n_total=total, n_active=active, tokens=given, expert_split=split)
         )
 
-    columns = (step_s, tokens, losses(tokens), flop_tokens, losses(flop_tokens))
+    in_time = losses(tokens)
+    first = int(np.argmin(in_time))
+    flop_tokens = active[first] * tokens[first] / active
+    columns = (step_s, tokens, in_time, flop_tokens, losses(flop_tokens))
     found = [
         Choice(a, *(float(column[at]) for column in columns)) for at, a in enumerate(architectures)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -114,6 +115,7 @@ def _serve(link: Connection, place: _Place, work: bytes) -> None:
     A rank that left at once would break the connections of the others, and their errors would hide
     its own.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller ends its ranks
     try:
         _join(place)
         worker, args = pickle.loads(work)
