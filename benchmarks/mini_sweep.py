@@ -8,8 +8,9 @@
     python -m benchmarks.mini_sweep picks         # train the picks under both budgets
     python -m benchmarks.mini_sweep report        # all tables of docs/mini-sweep.md
 
-Parts that train append to CSV tables and go on where they were interrupted. ``--pack`` takes the
-price of a step from a measured hardware pack in place of the sweep's own timings.
+Parts that train append to CSV tables and go on where they were interrupted. A step is priced by
+the hardware pack and the stack profile that `mosaic calibrate --validate` made of the machine; with
+``--timings`` by the sweep's own timings. Two runs train at once: the stack is its variant ``busy``.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--text", type=Path, default=Path("anarchism.txt"))
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the tables")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--pack", help="hardware pack, by name or path")
-    parser.add_argument("--stack", default="megatron-eager", help="stack profile, with --pack")
+    parser.add_argument("--pack", default=str(DATA / "pack.toml"), help="by name or path")
+    parser.add_argument("--stack", default=f"{DATA / 'stack.toml'}+busy", help="stack profile")
+    parser.add_argument("--timings", action="store_true", help="no pack: the sweep's own timings")
     return parser.parse_args(arguments)
 
 
@@ -75,11 +77,12 @@ def main(arguments: list[str] | None = None) -> None:
         print(report.law_part(found))
     if given.part == "fit":
         return
-    ordered = found.ordered(given.pack, given.stack)
+    ordered = found.ordered(None if given.timings else given.pack, given.stack)
     if given.part == "picks":
         for by, runs in report.pick_runs(ordered).items():
             trained(runs, f"picks_{by}", given)
     else:
+        print(report.price_part(found, given.pack, given.stack))
         print(report.order_part(found, ordered))
     if given.part != "solve":
         print(report.picks_part(found, ordered))

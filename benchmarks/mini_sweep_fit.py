@@ -107,6 +107,11 @@ class StepTimes:
         return float(parts @ np.array([self.fixed, self.expert, self.product, self.optimizer]))
 
 
+def seconds_of_step(row: SweepRow) -> float:
+    """Return the processor time of a step, the mean of the run [s]."""
+    return row.cpu_s * row.sequences * row.seq_len / row.tokens
+
+
 def step_times(rows: Sequence[SweepRow]) -> StepTimes:
     """Fit the time of a step to the processor time of the runs."""
     (tokens,) = {row.sequences * row.seq_len for row in rows}
@@ -116,7 +121,7 @@ def step_times(rows: Sequence[SweepRow]) -> StepTimes:
             for row in rows
         ]
     )
-    taken = np.array([row.cpu_s / (row.tokens / tokens) for row in rows])
+    taken = np.array([seconds_of_step(row) for row in rows])
     widths = np.array([row.d_model for row in rows])
     small = widths < widths.max()
 

@@ -10,11 +10,13 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks import mini_sweep_design as design
+from benchmarks.mini_sweep_design import architecture_of
 from benchmarks.mini_sweep_fit import (
     StepTimes,
     fitted,
     intervals,
     residuals,
+    seconds_of_step,
     seed_noise,
     step_times,
 )
@@ -26,6 +28,7 @@ from benchmarks.mini_sweep_solve import (
     candidates,
     choices,
     picked,
+    priced_steps,
     run_within,
 )
 from lawfit import MOSAIC_TABLE2, FitResult, ridge_scan
@@ -54,6 +57,8 @@ class Found:
         The joint law, and a law of active parameters and tokens alone.
     times : StepTimes
         Price of a step by the runs' own timings.
+    page : str
+        The answer of `mosaic_opt.solve`, once a pack has priced the shapes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,16 +69,16 @@ class Found:
         self.joint = fitted("joint", self.rows, self.noise)
         self.dense = fitted("chinchilla", self.rows, self.noise)
         self.times: StepTimes = step_times(self.rows)
+        self.page = ""
 
     def ordered(self, pack: str | None = None, stack: str = "megatron-eager") -> list[Choice]:
         """Return the shapes in the order of their loss in the time, by a pack or by timings."""
         sparsity = [1.0 - row.n_active / row.n_total for row in self.rows]
         shapes = candidates((min(sparsity), max(sparsity)))
         law = self.joint.law
-        step_s = by_timings(shapes, self.times)
-        if pack is not None:
-            step_s, page = by_pack(shapes, law, pack, stack)
-            print(page)
+        if pack is None:
+            return choices(shapes, by_timings(shapes, self.times), law)
+        step_s, self.page = by_pack(shapes, law, pack, stack)
         return choices(shapes, step_s, law)
 
 
@@ -265,6 +270,18 @@ def law_part(found: Found) -> str:
         else f"{times}",
     ]
     return "\n\n".join(lines)
+
+
+def price_part(found: Found, pack: str, stack: str) -> str:
+    """Return how well a pack and a stack price the steps of the grid, which fitted neither."""
+    shapes = [architecture_of(row) for row in found.rows]
+    priced = np.array(priced_steps(shapes, pack, stack))
+    taken = np.array([seconds_of_step(row) for row in found.rows])
+    error = priced / taken - 1.0
+    return (
+        f"Steps of the {len(error)} runs by pack and stack: MAPE {np.abs(error).mean():.1%}, bias "
+        f"{error.mean():+.1%}, Spearman {spearmanr(priced, taken).statistic:.3f}."
+    )
 
 
 def order_part(found: Found, ordered: Sequence[Choice]) -> str:

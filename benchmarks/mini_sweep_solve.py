@@ -20,7 +20,7 @@ from lawfit import AnyLaw
 from moe_ref import SweepRun
 from mosaic_opt import solve
 from mosaic_opt.envelope import parse_envelope
-from perfmodel import Architecture
+from perfmodel import Architecture, Batch, Cluster, Plan, estimate, load_stack
 
 SEQ_LEN = 128
 BUDGET_S = 40.0
@@ -103,17 +103,25 @@ def by_pack(
     return [step_s[at] for at in range(len(architectures))], str(solution)
 
 
+def priced_steps(
+    architectures: Sequence[Architecture], pack: Path | str, stack: Path | str
+) -> list[float]:
+    """Return the time of a step of each shape by a pack and a stack, as `by_pack` has it [s]."""
+    cluster = Cluster(hardware=str(pack), nodes=1, devices=1)
+    plan, batch = Plan(dp=1, micro_batch=SEQUENCES), Batch(global_batch=SEQUENCES, seq_len=SEQ_LEN)
+    profile = load_stack(str(stack))
+    return [estimate(a, plan, cluster, batch, stack=profile).step_time_s for a in architectures]
+
+
 def choices(
     architectures: Sequence[Architecture], step_s: Sequence[float], law: AnyLaw
 ) -> list[Choice]:
     """Return every shape under both budgets, the least loss in the time first.
 
-    The FLOPs are those that the median shape trains with in the time.
+    The FLOPs are those that the first of them trains with in the time.
     """
     active = np.array([a.n_active() for a in architectures], dtype=float)
     tokens = BUDGET_S / np.array(step_s) * SEQUENCES * SEQ_LEN
-    flop = float(np.median(6.0 * active * tokens))
-    flop_tokens = flop / (6.0 * active)
     total = np.array([a.n_total() for a in architectures], dtype=float)
     split = np.array([a.expert_split for a in architectures], dtype=float)
 
@@ -122,7 +130,10 @@ def choices(
             law.loss(n_total=total, n_active=active, tokens=given, expert_split=split)
         )
 
-    columns = (step_s, tokens, losses(tokens), flop_tokens, losses(flop_tokens))
+    in_time = losses(tokens)
+    first = int(np.argmin(in_time))
+    flop_tokens = active[first] * tokens[first] / active
+    columns = (step_s, tokens, in_time, flop_tokens, losses(flop_tokens))
     found = [
         Choice(a, *(float(column[at]) for column in columns)) for at, a in enumerate(architectures)
     ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moe_ref.attention import Attention, Rotation, rotation
     from moe_ref.checkpoints import load_checkpoint, save_checkpoint
     from moe_ref.counting import count_matmul_flops, count_parameters
-    from moe_ref.errors import MoeRefError
+    from moe_ref.errors import MoeRefError, RankError
     from moe_ref.experts import Experts, apply_grouped, apply_looped
     from moe_ref.held_out import byte_tokens, evaluate
     from moe_ref.layer import MoELayer
@@ -49,12 +49,17 @@ if TYPE_CHECKING:
     from moe_ref.microbench.errors import CalibrationError
     from moe_ref.model import ModelOutput, ReferenceModel, RouterFactory
     from moe_ref.paper_router import PaperRouter, RouterRecipe, sequence_auxiliary_loss, z_loss
+    from moe_ref.parallel import ParallelExperts, ParallelRun
     from moe_ref.parts import SwiGlu
+    from moe_ref.ranks import run_ranks
     from moe_ref.recipe import WarmupStableDecay, adamw, parameter_groups, peak_learning_rate
     from moe_ref.routing import Router, Routing
     from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
     from moe_ref.sweeps import SweepRow, SweepRun, read_sweep, sweep, train_sweep_run
     from moe_ref.training import Run, StepReport, TokenWindows, train
+    from moe_ref.validation.cases import StepCase
+    from moe_ref.validation.loop import Validation, validate
+    from moe_ref.validation.scores import Prediction, ScoredStep, StepScores
 
 _HOMES = {
     "Attention": "attention",
@@ -84,6 +89,10 @@ _HOMES = {
     "MoeRefError": "errors",
     "Normalisation": "lineage.linear",
     "PaperRouter": "paper_router",
+    "Prediction": "validation.scores",
+    "ParallelExperts": "parallel",
+    "ParallelRun": "parallel",
+    "RankError": "errors",
     "ReferenceModel": "model",
     "Rotation": "attention",
     "Router": "routing",
@@ -92,6 +101,7 @@ _HOMES = {
     "Routing": "routing",
     "RoutingStatistics": "statistics",
     "Run": "training",
+    "ScoredStep": "validation.scores",
     "SecondExpert": "lineage.gshard",
     "ShazeerRecipe": "lineage.shazeer",
     "ShazeerRouter": "lineage.shazeer",
@@ -99,13 +109,16 @@ _HOMES = {
     "SinkhornRouter": "lineage.sinkhorn",
     "StMoeRecipe": "lineage.gshard",
     "StMoeRouter": "lineage.gshard",
+    "StepCase": "validation.cases",
     "StepReport": "training",
+    "StepScores": "validation.scores",
     "SweepRow": "sweeps",
     "SweepRun": "sweeps",
     "SwiGlu": "parts",
     "SwitchRecipe": "lineage.switch",
     "SwitchRouter": "lineage.switch",
     "TokenWindows": "training",
+    "Validation": "validation.loop",
     "WarmupStableDecay": "recipe",
     "adamw": "recipe",
     "apply_grouped": "experts",
@@ -125,6 +138,7 @@ _HOMES = {
     "read_sweep": "sweeps",
     "rotation": "attention",
     "routing_statistics": "statistics",
+    "run_ranks": "ranks",
     "save_checkpoint": "checkpoints",
     "sequence_auxiliary_loss": "paper_router",
     "sinkhorn": "lineage.sinkhorn",
@@ -132,6 +146,7 @@ _HOMES = {
     "train": "training",
     "train_sweep_run": "sweeps",
     "updated_bias": "lineage.deepseek",
+    "validate": "validation.loop",
     "within_capacity": "lineage.capacity",
     "z_loss": "paper_router",
 }
@@ -164,6 +179,10 @@ __all__ = [
     "MoeRefError",
     "Normalisation",
     "PaperRouter",
+    "ParallelExperts",
+    "ParallelRun",
+    "Prediction",
+    "RankError",
     "ReferenceModel",
     "Rotation",
     "Router",
@@ -172,6 +191,7 @@ __all__ = [
     "Routing",
     "RoutingStatistics",
     "Run",
+    "ScoredStep",
     "SecondExpert",
     "ShazeerRecipe",
     "ShazeerRouter",
@@ -179,13 +199,16 @@ __all__ = [
     "SinkhornRouter",
     "StMoeRecipe",
     "StMoeRouter",
+    "StepCase",
     "StepReport",
+    "StepScores",
     "SweepRow",
     "SweepRun",
     "SwiGlu",
     "SwitchRecipe",
     "SwitchRouter",
     "TokenWindows",
+    "Validation",
     "WarmupStableDecay",
     "adamw",
     "apply_grouped",
@@ -205,6 +228,7 @@ __all__ = [
     "read_sweep",
     "rotation",
     "routing_statistics",
+    "run_ranks",
     "save_checkpoint",
     "sequence_auxiliary_loss",
     "sinkhorn",
@@ -212,6 +236,7 @@ __all__ = [
     "train",
     "train_sweep_run",
     "updated_bias",
+    "validate",
     "within_capacity",
     "z_loss",
 ]

@@ -8,6 +8,7 @@ of a token and its expert that have room.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ from torch.nn.functional import silu
 from moe_ref.parts import INITIAL_DEVIATION, matrix
 from moe_ref.routing import Routing
 
-__all__ = ["Experts", "apply_grouped", "apply_looped"]
+__all__ = [
+    "Experts",
+    "apply_grouped",
+    "apply_looped",
+    "apply_segments",
+    "apply_sorted",
+    "as_products_take",
+]
 
 
 class Experts(nn.Module):
@@ -72,15 +80,50 @@ def apply_looped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
 
 def apply_grouped(experts: Experts, x_TD: Tensor, routing: Routing) -> Tensor:
     """Apply all experts to the tokens sorted by expert, and sum over K in the order of K."""
+
+    def apply(x_PD: Tensor, counts_E: Tensor) -> Tensor:
+        return apply_segments(experts, x_PD, counts_E)
+
+    return apply_sorted(apply, x_TD, routing, experts.gate_EDF.shape[0])
+
+
+def apply_sorted(
+    apply: Callable[[Tensor, Tensor], Tensor], x_TD: Tensor, routing: Routing, n_experts: int
+) -> Tensor:
+    """Return the sum of each token's experts, weighted by its gates, shape (T, D).
+
+    Parameters
+    ----------
+    apply : callable
+        Takes a row of every pair that has room, sorted by expert, shape (P, D), and how many each
+        expert has, shape (E,); returns what the experts make of the rows, shape (P, D).
+    x_TD : Tensor
+        Hidden states.
+    routing : Routing
+        What the router decided.
+    n_experts : int
+        E.
+    """
     top_k = routing.experts_TK.shape[1]
-    order_P, counts_E = _sorted_pairs(routing, experts.gate_EDF.shape[0])
-    x_PD = x_TD.index_select(0, order_P // top_k)
+    order_P, counts_E = _sorted_pairs(routing, n_experts)
+    y_PD = apply(x_TD.index_select(0, order_P // top_k), counts_E)
+    y_TKD = _unsorted(y_PD, order_P, routing)
+    return (y_TKD * routing.gates_TK[:, :, None]).sum(dim=1).to(x_TD)
+
+
+def apply_segments(experts: Experts, x_PD: Tensor, counts_E: Tensor) -> Tensor:
+    """Apply each expert to its segment of rows that are sorted by expert, shape (P, D)."""
     hidden_PF = silu(_segments(x_PD, experts.gate_EDF, counts_E)) * _segments(
         x_PD, experts.up_EDF, counts_E
     )
-    y_PD = _segments(hidden_PF, experts.down_EFD, counts_E)
-    y_TKD = _unsorted(y_PD, order_P, routing)
-    return (y_TKD * routing.gates_TK[:, :, None]).sum(dim=1).to(x_TD)
+    return _segments(hidden_PF, experts.down_EFD, counts_E)
+
+
+def as_products_take(x_PX: Tensor) -> Tensor:
+    """Return the rows in the precision of the products: that of autocast where it is on."""
+    if x_PX.dtype == torch.float32 and torch.is_autocast_enabled(x_PX.device.type):
+        return x_PX.to(torch.get_autocast_dtype(x_PX.device.type))
+    return x_PX
 
 
 def _sorted_pairs(routing: Routing, n_experts: int) -> tuple[Tensor, Tensor]:
@@ -105,8 +148,8 @@ def _unsorted(y_PD: Tensor, order_P: Tensor, routing: Routing) -> Tensor:
 
 def _segments(x_PX: Tensor, weight_EXY: Tensor, counts_E: Tensor) -> Tensor:
     """Multiply each segment of rows by the matrix of its expert, shape (P, Y)."""
-    if x_PX.dtype == torch.float32 and torch.is_autocast_enabled(x_PX.device.type):
-        x_PX = x_PX.to(torch.get_autocast_dtype(x_PX.device.type))
+    x_PX = as_products_take(x_PX)
+    if torch.is_autocast_enabled(x_PX.device.type):
         weight_EXY = weight_EXY.to(x_PX)
     if x_PX.is_cuda and _fits_one_kernel(x_PX, weight_EXY):
         return _one_kernel(x_PX, weight_EXY, counts_E)

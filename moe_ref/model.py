@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from moe_ref.errors import MoeRefError
 from moe_ref.experts import Experts
 from moe_ref.layer import MoELayer
 from moe_ref.paper_router import PaperRouter
-from moe_ref.parts import SwiGlu, matrix, norm, write_deviation
+from moe_ref.parts import INITIAL_DEVIATION, SwiGlu, matrix, norm, write_deviation
 from moe_ref.recompute import recomputed
 from moe_ref.routing import Router, Routing, wide_dtype
 from perfmodel import Architecture, Biases
@@ -97,13 +98,17 @@ class ReferenceModel(nn.Module):
         Experts by segments of sorted tokens, else by a loop; the same numbers.
     recompute : bool
         Compute the activations of every layer again in the backward pass.
+    deviation : float
+        Of the initial weights that read the residual stream; that of A.1 unless given. Those that
+        write to it have one part in ``sqrt(2 L)`` of it.
     seed : int
         Of the initial weights.
 
     Raises
     ------
     MoeRefError
-        An architecture with a part that this model does not have.
+        An architecture with a part that this model does not have, or a deviation that is not
+        finite and above 0.
     """
 
     def __init__(
@@ -114,10 +119,13 @@ class ReferenceModel(nn.Module):
         gated_attention: bool = False,
         grouped: bool = True,
         recompute: bool = False,
+        deviation: float = INITIAL_DEVIATION,
         seed: int = 0,
     ) -> None:
         super().__init__()
         _refuse(architecture)
+        if not (isfinite(deviation) and deviation > 0.0):
+            raise MoeRefError(f"deviation={deviation} must be finite and above 0.")
         self.architecture, self.recompute = architecture, recompute
         a = architecture
         with torch.random.fork_rng(devices=[]):
@@ -129,6 +137,11 @@ class ReferenceModel(nn.Module):
             )
             self.norm = norm(a.d_model)
             self.head_VD = None if a.tied_embeddings else matrix(a.vocab_size, a.d_model)
+        if deviation != INITIAL_DEVIATION:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    if parameter.ndim > 1:  # gains of norms stay 1
+                        parameter *= deviation / INITIAL_DEVIATION
 
     def forward(self, tokens_BS: Tensor, generator: torch.Generator | None = None) -> ModelOutput:
         """Return logits of the token behind each, and what the routers decided.

@@ -59,7 +59,8 @@ class Router(nn.Module):
     """A learned choice of experts.
 
     A subclass defines `forward`. What it must remember between optimizer steps, such as a bias,
-    changes in `after_step` alone, so that accumulated microbatches see the same state.
+    changes in `after_step` alone, so that accumulated microbatches see the same state. Tokens
+    counted until then are a buffer ``seen_E``, which several ranks sum.
 
     Attributes
     ----------

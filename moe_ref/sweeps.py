@@ -25,6 +25,7 @@ from torch import Tensor
 from moe_ref.errors import MoeRefError
 from moe_ref.held_out import byte_tokens, evaluate
 from moe_ref.model import ReferenceModel
+from moe_ref.parts import INITIAL_DEVIATION
 from moe_ref.recipe import WarmupStableDecay
 from moe_ref.training import Run, TokenWindows, train
 from perfmodel import Architecture
@@ -55,6 +56,8 @@ class SweepRun(BaseModel):
         Learning rate of the plateau [-].
     warmup_share : float
         Part of the steps over which it rises [-].
+    deviation : float
+        Of the initial weights, see `ReferenceModel`.
     seed : int
         Of weights, order of the text and noise of the routers.
     """
@@ -67,6 +70,7 @@ class SweepRun(BaseModel):
     seq_len: int = Field(default=128, ge=1)
     peak: float = Field(gt=0)
     warmup_share: float = Field(default=0.1, ge=0, le=0.8)
+    deviation: float = Field(default=INITIAL_DEVIATION, gt=0)
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
@@ -158,6 +162,7 @@ class SweepRow(BaseModel):
     seq_len: int
     seed: int
     peak: float
+    deviation: float
     loss: float
     loss_training: float
     starved: float
@@ -188,7 +193,7 @@ def train_sweep_run(run: SweepRun, train_N: Tensor, held_N: Tensor, text: str) -
             f"tokens={run.tokens} must be at most {batches.steps * run.sequences * run.seq_len}, "
             "because a run reads no part of the text twice."
         )
-    model = ReferenceModel(run.architecture, seed=run.seed)
+    model = ReferenceModel(run.architecture, deviation=run.deviation, seed=run.seed)
     state = Run(model, run.schedule, seed=run.seed)
     marks = [time.perf_counter()]
     begun = time.process_time()
@@ -341,6 +346,7 @@ def _what(run: SweepRun) -> dict[str, str | int | float]:
         "seq_len": run.seq_len,
         "seed": run.seed,
         "peak": run.peak,
+        "deviation": run.deviation,
     }
 
 

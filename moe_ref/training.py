@@ -6,12 +6,12 @@ only under ``torch.use_deterministic_algorithms``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moe_ref.errors import MoeRefError
 from moe_ref.model import ModelOutput, ReferenceModel
@@ -19,7 +19,7 @@ from moe_ref.recipe import WarmupStableDecay, adamw
 from moe_ref.routing import Routing, wide_dtype
 from moe_ref.statistics import RoutingStatistics, mean_statistics, routing_statistics
 
-__all__ = ["Run", "StepReport", "TokenWindows", "train"]
+__all__ = ["Run", "StepReport", "TokenWindows", "gradient_norm", "train"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Run:
         self.model.train()
         self.optimizer.zero_grad()
         outputs = [self._backward(tokens_bS) for tokens_bS in tokens_BS.chunk(self.accumulate)]
-        norm = _gradient_norm(self.model)
+        norm = self._finish_gradients()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -143,6 +143,10 @@ class Run:
         (sum(added.values(), start=loss) / self.accumulate).backward()
         detached = {name: value.detach() for name, value in added.items()}
         return loss.detach(), detached, [_without_graph(routing) for routing in output.routings]
+
+    def _finish_gradients(self) -> float:
+        """Make the gradients those of the whole batch, which they are here; return their norm."""
+        return gradient_norm(self.model.parameters())
 
     def _autocast(self) -> AbstractContextManager[None]:
         if self.precision is None:
@@ -227,9 +231,11 @@ class TokenWindows:
         return self.tokens_N[window_B[:, None] * self.seq_len + torch.arange(self.seq_len + 1)]
 
 
-def _gradient_norm(model: ReferenceModel) -> float:
-    """Return the norm of all gradients together."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """Return the norm of the gradients of parameters together; 0 where none has one."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return 0.0
     return float(torch.stack([g.to(wide_dtype(g)).norm() for g in gradients]).norm())
 
 

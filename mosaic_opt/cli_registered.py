@@ -7,14 +7,13 @@ burdens no other command. Those of this package are used in spite of others of t
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from mosaic_opt.entry_points import Registered, registered
-from mosaic_opt.errors import MosaicError
+from mosaic_opt.entry_points import Registered, loaded, registered
+from mosaic_opt.errors import MosaicError, said
 
 __all__ = ["GROUP", "CommandGroup"]
 
@@ -57,17 +56,11 @@ def _command(name: str) -> Any:
     if len(points) > 1:
         each = " and ".join(point.origin for point in points)
         raise MosaicError(f"Command {name!r} is registered by each of {each}: keep one of them.")
-    module, _, attribute = points[0].value.partition(":")
     try:
-        function = import_module(module)
-        for part in attribute.split("."):
-            function = getattr(function, part)
-        return _made(name, function)
-    except Exception as error:  # a stranger's module may raise anything
-        words = " ".join(str(error).split()).rstrip(".")
+        return _made(name, loaded(points[0].value))
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise MosaicError(
-            f"Command {name!r} of {points[0].origin} cannot be loaded: "
-            f"{type(error).__name__}: {words}."
+            f"Command {name!r} of {points[0].origin} cannot be loaded: {said(error)}."
         ) from error
 
 

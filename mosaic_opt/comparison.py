@@ -13,10 +13,10 @@ from pydantic import ConfigDict, ValidationError
 from lawfit import LawError
 from mosaic_opt.agreement import Agreement, Claim, agreement
 from mosaic_opt.backends.base import Backend, Limits, Progress, Report, Termination
-from mosaic_opt.backends.registry import Listed, described, listing, made, said
+from mosaic_opt.backends.registry import Listed, described, listing, made
 from mosaic_opt.certificate import certify
 from mosaic_opt.envelope import Envelope
-from mosaic_opt.errors import MosaicError
+from mosaic_opt.errors import MosaicError, said
 from mosaic_opt.problem import Problem
 from mosaic_opt.result import Solution, Status
 from mosaic_opt.solver import assemble, provenance

@@ -1,15 +1,17 @@
 """What distributions register under a group of entry points, by their metadata alone.
 
-Reading it imports none of their code, nor anything heavy of this package.
+Reading it imports none of their code, nor anything heavy of this package; `loaded` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import Any
 
-__all__ = ["Registered", "registered"]
+__all__ = ["Registered", "loaded", "registered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,15 @@ def registered(group: str) -> list[Registered]:
         for point, origin in _points(group)
     ]
     return sorted(found, key=lambda each: (each.name, each.origin))
+
+
+def loaded(value: str) -> Any:
+    """Return what ``module:attribute`` names; whatever its module raises is raised."""
+    module, _, attribute = value.partition(":")
+    found: Any = import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _points(group: str) -> Iterator[tuple[EntryPoint, str]]:

@@ -133,12 +133,13 @@ def layer_floor(
         moe = attention + 6.0 * tokens * a.ffn_matrices * a.d_model * a.d_shared / rate
         moe += expert_time(a, hw, n_local, rows, width, 0.0)
         moe += expert_time(a, hw, n_local, rows, width, 1.0)
-        moe += 3.0 * router_time(dev, elem, tokens, a.d_model, a.n_experts)
-        moe += topk_time(hw.topk, tokens, a.n_experts)
+        routed = 3.0 * router_time(dev, elem, tokens, a.d_model, a.n_experts)
+        routed += topk_time(hw.topk, tokens, a.n_experts)
+        moe += stack.router_scale * routed
         passes = 4.0 if p.ep * p.etp > 1.0 else 2.0
         moved = 2.0 * (1.0 + p.load * p.etp) if p.ep * p.etp > 1.0 else 2.0
         volume = moved * 2.0 * tokens * a.top_k * BF16_BYTES * a.d_model
-        moe += 2.0 * elementwise_time(dev, elem, volume, passes)
+        moe += 2.0 * stack.elementwise_scale * elementwise_time(dev, elem, volume, passes)
         forward = grouped_gemm_launch(hw.grouped_forward, n_local)
         backward = grouped_gemm_launch(hw.grouped_backward, n_local)
         launches = 2.0 * stack.launch_share * (forward + backward)

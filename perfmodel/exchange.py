@@ -157,13 +157,14 @@ def update_of_parameters(
 
     ``w`` are the parameters of ``c``. Of the share that is on the host, gradients go there and
     weights come back over the host's link and the state is updated at the rate of the host's
-    memory, one after the other. Matrix iterations stay on the device.
+    memory, one after the other. Matrix iterations stay on the device. ``optimizer_scale`` stretches
+    the traffic of the device.
     """
     ranks, edp = state_shards(p)
     sharded = w.dense / ranks + w.expert / edp
     traffic = (1.0 - p.offload) * optimizer.traffic_bytes * sharded
     traffic += hw.cast.weight_bytes * (w.dense + w.expert)  # quantised once a step, on every rank
-    time = traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
+    time = stack.optimizer_scale * traffic / (hw.device.memory_bw * hw.elementwise.bw_eff)
     if p.offload > 0.0:
         moved = (stack.gradient_memory_bytes + BF16_BYTES) / hw.host.link_bw
         moved += optimizer.traffic_bytes / hw.host.memory_bw

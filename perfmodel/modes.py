@@ -67,15 +67,16 @@ def layer_times(
         forward, backward = cost.moe_forward, cost.moe_backward
     t = with_replay(forward, backward, replay, moe, latent_up)
     k = stack.device_scale
+    moved = k * stack.elementwise_scale
     scores = stack.score_bytes * cost.score_byte * (3.0 + replay.core)
     return OperatorTimes(
         attention_linear=k * t.attention_linear,
         attention_core=k * (stack.attention_scale * t.attention_core + scores),
-        elementwise=k * t.elementwise,
-        router=k * t.router,
-        permutation=k * t.permutation,
+        elementwise=moved * t.elementwise,
+        router=k * stack.router_scale * t.router,
+        permutation=moved * t.permutation,
         experts=k * t.experts,
-        activation=k * t.activation,
+        activation=moved * t.activation,
         dense_ffn=k * t.dense_ffn,
         tensor_parallel=stack.tp_exposed * t.tensor_parallel,
         context_parallel=t.context_parallel,

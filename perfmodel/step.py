@@ -285,14 +285,21 @@ class StepModel:
         ring = weakest([pack.source("reduce_scatter"), pack.source("all_gather"), *levels])
         exchange = weakest([pack.source("all_to_all"), *levels])
         elementwise = pack.source("elementwise")
+        update = [elementwise, self.profile.source("optimizer_scale")]
+        if self.batch.optimizer.dims.matrix_iterations:
+            update.append(self.profile.source("optimizer_matmul_eff"))
+        if self.plan.optimizer_offload:
+            update.append(Source.ASSUMED)
+        # how many kernels there are is assumed, unless steps told
+        moved = weakest([elementwise, self.profile.source("elementwise_scale")])
         parts = {
             "compute_attention_linear": pack.source("gemm", precision),
             "compute_attention_core": weakest(
                 [pack.source("attention_forward"), pack.source("attention_backward")]
             ),
-            "compute_elementwise": weakest([elementwise, Source.ASSUMED]),
+            "compute_elementwise": moved,
             "compute_router": weakest([pack.source("topk"), pack.device.fp32_flops.source]),
-            "compute_permutation": weakest([elementwise, Source.ASSUMED]),
+            "compute_permutation": moved,
             "compute_experts": weakest(
                 [
                     pack.source("grouped_forward", precision),
@@ -313,7 +320,7 @@ class StepModel:
             "sharding": weakest([ring, Source.ASSUMED]),
             "step_host": self.profile.source("step_host_s"),
             "data_parallel": ring,
-            "optimizer": Source.ASSUMED,
+            "optimizer": weakest(update),
         }
         overall = self._headline(parts)
         return parts | {

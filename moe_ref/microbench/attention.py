@@ -18,9 +18,10 @@ __all__ = ["ATTENTION"]
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
     lengths = powers(1024, 16384) if scale.large else powers(128, 4096)
-    heads = (8, 16, 32, 64) if scale.large else (2, 4, 8, 16)
+    heads = (8, 16, 32, 64) if scale.large else (1, 2, 4, 8)
+    sequences = (1, 4) if scale.large else (1, 2, 8)
     points: list[Point] = []
-    for length, batch, n_heads, width in product(lengths, (1, 4), heads, (64, 128)):
+    for length, batch, n_heads, width in product(lengths, sequences, heads, (64, 128)):
         flop = 5.0 * batch * n_heads * length * length * width
         if scale.allows(flop, 8 * volume((batch, length, n_heads, width))):
             points.append(
@@ -77,6 +78,5 @@ ATTENTION = Family(
     ),
     grid=_grid,
     measure=_measure,
-    surfaces=("attention_forward", "attention_backward"),
 )
 """Causal attention."""

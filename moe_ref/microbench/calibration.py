@@ -8,14 +8,16 @@ from math import inf
 from pathlib import Path
 
 from moe_ref.microbench.campaign import FULL, QUICK, Effort, Progress, measure
+from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.families import FAMILIES, chosen_families
+from moe_ref.microbench.files import refused
 from moe_ref.microbench.machine import FILE as SIDECAR
 from moe_ref.microbench.machine import Facts, facts_of, read_sidecar
-from perfmodel.calibration.fit import fit_pack
+from perfmodel.calibration.fit import fit_command, fit_pack
 from perfmodel.calibration.measured import known_datasheet, measured_datasheet, write_datasheet
 from perfmodel.calibration.packs import HardwarePack
 from perfmodel.calibration.report import report_markdown
-from perfmodel.calibration.tables import TableError, Tables
+from perfmodel.calibration.tables import TableError, Tables, UnreadableTableError
 from perfmodel.calibration.writer import record_toml
 
 __all__ = ["Calibration", "calibrate", "fit_folder"]
@@ -83,8 +85,8 @@ def calibrate(
     quick : bool
         Fewer and smaller calls.
     budget_s : float, optional
-        Time for measuring; rows that it leaves are for the next run. 45 where ``quick``, else
-        without an end [s].
+        Time for measuring, above 0; rows that it leaves are for the next run. 45 where ``quick``,
+        else without an end [s].
     seed : int
         Of the order of the rows and of the operands.
     effort : Effort, optional
@@ -95,7 +97,8 @@ def calibrate(
     Raises
     ------
     CalibrationError
-        No such device, number format or family, or a folder that holds something else.
+        No such device, number format or family, a budget that is not above 0, or a folder that
+        holds something else or cannot be read or written.
     """
     families = chosen_families(only)
     facts = facts_of(device, dtype or ("bf16" if device == "cuda" else "fp32"), threads)
@@ -116,34 +119,37 @@ def fit_folder(folder: Path, facts: Facts, rows: dict[str, tuple[int, int]]) -> 
 
     Where the tables do not suffice there is no pack: neither a new one nor the one of an earlier
     run, which would pass for one of these rows.
+
+    Raises
+    ------
+    CalibrationError
+        A table cannot be read, or a file cannot be written.
     """
     tables = Tables(folder, facts.key)
     for name in (PACK, DATASHEET, REPORT):
-        (folder / name).unlink(missing_ok=True)
-    lacking = [f for f in FAMILIES.values() if not tables.has(f.table)]
-    if lacking:
-        names = ", ".join(family.name for family in lacking)
-        said = f"No pack: nothing was measured of {names}, and every step has them."
-        return Calibration(folder, facts, rows, None, (said,))
+        with refused(folder / name, "written"):
+            (folder / name).unlink(missing_ok=True)
+    origin = _origin(folder, facts)
     try:
+        lacking = [f for f in FAMILIES.values() if not tables.has(f.table)]
+        if lacking:
+            names = ", ".join(family.name for family in lacking)
+            said = f"No pack: nothing was measured of {names}, and every step has them."
+            return Calibration(folder, facts, rows, None, (said,))
         sheet = known_datasheet(facts.machine) or measured_datasheet(tables, facts.machine)
-        pack = fit_pack(
-            tables,
-            sheet,
-            facts.key,
-            _origin(folder, facts),
-            one_device=True,
-        )
+        pack = fit_pack(tables, sheet, facts.key, origin, one_device=True)
+    except UnreadableTableError as error:
+        raise CalibrationError(str(error)) from None
     except TableError as error:
         return Calibration(folder, facts, rows, None, (f"No pack: {error}",))
-    write_datasheet(sheet, folder / DATASHEET)
-    command = (
-        f"python -m perfmodel.calibration.fit --tables DIR --device {facts.key} --name {pack.name} "
-        f"--datasheet DIR/{DATASHEET} --one-device --out {PACK}"
+    command = fit_command(
+        facts.key, pack.name, origin, PACK, datasheet=f"DIR/{DATASHEET}", one_device=True
     )
     text = record_toml(pack, f"Written by `mosaic calibrate`; to fit it again:\n{command}")
-    (folder / PACK).write_text(text, "utf-8")
-    (folder / REPORT).write_text(report_markdown(pack), "utf-8")
+    with refused(folder / PACK, "written"):
+        write_datasheet(sheet, folder / DATASHEET)
+        (folder / REPORT).write_text(report_markdown(pack), "utf-8")
+        (folder / PACK).write_text(text, "utf-8")
     return Calibration(folder, facts, rows, pack, tuple(_unpriced(pack, facts)))
 
 

@@ -16,6 +16,7 @@ import torch
 from moe_ref.microbench.clocks import clock_of
 from moe_ref.microbench.errors import CalibrationError
 from moe_ref.microbench.family import Bench, Family
+from moe_ref.microbench.files import refused
 from moe_ref.microbench.grids import Point, Scale
 from moe_ref.microbench.machine import (
     DTYPES,
@@ -28,7 +29,7 @@ from moe_ref.microbench.machine import (
 from moe_ref.microbench.store import RowFile
 from moe_ref.microbench.timing import Timer
 
-__all__ = ["Effort", "Progress", "measure", "probed_scale"]
+__all__ = ["Effort", "Progress", "allowed_budget", "measure", "probed_scale", "threads_of"]
 
 Progress = Callable[[str, int, int], None]
 """Told the family of a row, how many rows are done and how many there are."""
@@ -67,7 +68,7 @@ def probed_scale(facts: Facts, effort: Effort) -> Scale:
     """Return the largest call to measure, from the rate of one product and the memory."""
     size = 8192 if facts.device == "cuda" else 512
     clock = clock_of(facts.device)
-    with _settings(facts):
+    with threads_of(facts):
         x = torch.ones(size, size, device=facts.device, dtype=DTYPES[facts.dtype])
         timing = Timer(clock, limit_s=0.2).time([lambda: x @ x])
     rate = 2.0 * size**3 / timing.p10_s
@@ -81,6 +82,21 @@ def probed_scale(facts: Facts, effort: Effort) -> Scale:
         points=effort.points,
         large=facts.device == "cuda",
     )
+
+
+def allowed_budget(budget_s: float) -> float:
+    """Return a time for measuring, or refuse one in which nothing could be measured [s].
+
+    Raises
+    ------
+    CalibrationError
+        It is not above 0.
+    """
+    if not budget_s > 0.0:
+        raise CalibrationError(
+            f"budget is {budget_s:g} seconds, but must be above 0: use 1, or inf for no end."
+        )
+    return budget_s
 
 
 def measure(
@@ -115,7 +131,7 @@ def measure(
     seed : int
         Of the order and of the operands.
     budget_s : float, optional
-        No row is begun after so many seconds; those of ``effort`` unless given [s].
+        No row is begun after so many seconds, above 0; those of ``effort`` unless given [s].
     progress : callable, optional
         See `Progress`.
 
@@ -127,17 +143,17 @@ def measure(
     Raises
     ------
     CalibrationError
-        The folder holds measurements under other facts, or cannot be written.
+        The budget is not above 0, the folder holds measurements under other facts or something
+        else, or it cannot be read or written.
     """
-    try:
+    budget = allowed_budget(effort.budget_s if budget_s is None else budget_s)
+    with refused(folder, "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CalibrationError(f"{folder} cannot be a folder: {error.strerror}.") from None
     sidecar = read_sidecar(folder)
     campaign = sidecar.campaign(facts)
+    files = {f.name: RowFile(folder / f.table, f.columns, ("device", *f.keys)) for f in families}
     if campaign is None:
         campaign = Campaign(facts=facts, scale=scale or probed_scale(facts, effort))
-    files = {f.name: RowFile(folder / f.table, f.columns, ("device", *f.keys)) for f in families}
     grids = {f.name: f.grid(campaign.scale, facts.dtype) for f in families}
     left = [
         (family, point)
@@ -146,10 +162,9 @@ def measure(
         if {"device": facts.key, **point} not in files[family.name]
     ]
     Random(seed).shuffle(left)
-    budget = effort.budget_s if budget_s is None else budget_s
     started, load, done = datetime.now(UTC), load_average(), 0
     try:
-        with _settings(facts):
+        with threads_of(facts):
             torch.manual_seed(seed)
             bench = Bench(
                 facts.device,
@@ -196,7 +211,7 @@ def _rows(
 
 
 @contextmanager
-def _settings(facts: Facts) -> Iterator[None]:
+def threads_of(facts: Facts) -> Iterator[None]:
     """Set the threads of the device, and put back those that there were."""
     before = torch.get_num_threads()
     torch.set_num_threads(facts.threads)

@@ -28,6 +28,14 @@ class Sample(NamedTuple):
     waited: float  # for a core that another process had [s]
     disturbed: int  # times that the system took a core away [-]
 
+    @property
+    def wall_s(self) -> float:
+        """Time by the clock on the wall: of several processes, each other's threads are no others.
+
+        What they wait for a core of the machine that they share is part of what they take [s].
+        """
+        return self.seconds + self.waited
+
 
 class Clock(Protocol):
     """Times calls on a device."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
@@ -23,13 +24,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from moe_ref.microbench.campaign import FULL, probed_scale
+from moe_ref.microbench.campaign import FULL, allowed_budget, probed_scale
 from moe_ref.microbench.clocks import Sample, clock_of
 from moe_ref.microbench.errors import CalibrationError
+from moe_ref.microbench.family import quantiles
+from moe_ref.microbench.files import refused
 from moe_ref.microbench.grids import Point
 from moe_ref.microbench.machine import (
     Campaign,
     Facts,
+    Run,
     facts_of,
     load_average,
     read_sidecar,
@@ -40,7 +44,7 @@ from moe_ref.microbench.timing import Timing
 from perfmodel.errors import PerfmodelError
 from perfmodel.kernels import FP32_BYTES
 
-__all__ = ["Ranks", "main", "measure_collectives"]
+__all__ = ["Ranks", "lacks_collectives", "main", "measure_collectives"]
 
 RINGS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -118,18 +122,21 @@ def collective(name: str, group: Any, size: int, volume: float, device: str) -> 
 
 
 def timed(ranks: Ranks, call: Callable[[], Any]) -> Timing:
-    """Time a call that all ranks make together; each repeat takes as long as the slowest rank."""
+    """Time a call that all ranks make together; each repeat takes as long as the slowest rank.
+
+    By the clock on the wall: who a rank waits for is mostly the others, and their threads.
+    """
     clock = clock_of(ranks.device)
     for _ in range(3):
         call()
     dist.barrier()
-    estimate = torch.tensor([clock.time([call])[0].seconds], device=ranks.device)
+    estimate = torch.tensor([clock.time([call])[0].wall_s], device=ranks.device)
     dist.all_reduce(estimate, op=dist.ReduceOp.MAX)
     repeats = int(min(MOST, max(LEAST, LIMIT_S / max(1e-9, float(estimate)))))
     times = torch.zeros(repeats, device=ranks.device, dtype=torch.float64)
     for i in range(repeats):
         dist.barrier()
-        times[i] = clock.time([call])[0].seconds
+        times[i] = clock.time([call])[0].wall_s
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return Timing.of([Sample(seconds, 0.0, 0) for seconds in times.tolist()])
 
@@ -160,61 +167,93 @@ def measure_collectives(
 ) -> tuple[int, int]:
     """Measure what the tables lack; all ranks call it, and rank 0 reads and writes.
 
+    Parameters
+    ----------
+    folder : Path
+        Where the tables and ``machine.json`` are, or will be.
+    facts : Facts
+        The device; the facts must be those of the rows that are there.
+    ranks : Ranks
+    volumes : sequence of float
+        Sizes of a buffer [B].
+    seed : int
+        Of the order of the rows.
+    budget_s : float
+        No row is begun after so many seconds, above 0 [s].
+
     Returns
     -------
     (int, int)
         Rows that this run added, and rows that it did not get to.
+
+    Raises
+    ------
+    CalibrationError
+        On every rank: the budget is not above 0, the folder holds measurements under other facts
+        or something else, or it cannot be read or written.
     """
-    layouts = ranks.groups()
-    groups = {key: _own_group(ranks, lists) for key, lists in layouts.items()}
-    writer = _Writer(folder, facts) if ranks.rank == 0 else None
-    points = points_of(ranks, volumes)
-    if writer is not None:
-        points = [point for point in points if point not in writer]
-    points = _shared(points)
+    writer = _Writer(folder, facts)
+
+    def lacking() -> list[Point]:
+        allowed_budget(budget_s)
+        writer.open()
+        return writer.lacking(ranks, volumes)
+
+    points = _of_first(ranks, lacking)
+    groups = {key: _own_group(ranks, lists) for key, lists in ranks.groups().items()}
     Random(seed).shuffle(points)
     deadline, done = monotonic() + budget_s, 0
     started, load = datetime.now(UTC), load_average()
     for point in points:
-        if _shared(monotonic() >= deadline):
+        if _of_first(ranks, lambda: monotonic() >= deadline):
             break
         name = str(point.get("collective", "all_to_all"))
         volume = point["payload_bytes"] if "collective" in point else point["buffer_bytes"]
         size = int(point["group_size"])
         group = groups[str(point.get("layout", "contiguous")), size]
         timing = timed(ranks, collective(name, group, size, float(volume), ranks.device))
-        if writer is not None:
-            writer.add(point, timing)
+        _of_first(ranks, partial(writer.add, point, timing))
         done += 1
-    if writer is not None:
-        writer.close(run_record(started, seed, done, len(points) - done, False, load))
+    run = run_record(started, seed, done, len(points) - done, False, load)
+    _of_first(ranks, lambda: writer.close(run))
     return done, len(points) - done
 
 
+def lacks_collectives(folder: Path, facts: Facts, ranks: Ranks, volumes: Sequence[float]) -> bool:
+    """Say whether `measure_collectives` would have a row to measure; no process group is needed."""
+    writer = _Writer(folder, facts)
+    writer.open()
+    return bool(writer.lacking(ranks, volumes))
+
+
 class _Writer:
-    """The tables and the sidecar, on rank 0."""
+    """The tables and the sidecar; rank 0 alone opens them."""
 
     def __init__(self, folder: Path, facts: Facts) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.facts = folder, facts
-        self.sidecar = read_sidecar(folder)
-        found = self.sidecar.campaign(facts)
-        scale = probed_scale(facts, FULL) if found is None else found.scale
-        self.campaign = found or Campaign(facts=facts, scale=scale)
-        self.rings = _file(folder / "dp_collectives.csv", _RINGS_KEYS)
-        self.exchange = _file(folder / "all_to_all.csv", _EXCHANGE_KEYS)
 
-    def __contains__(self, point: Point) -> bool:
-        return {"device": self.facts.key, **point} in self._table(point)
+    def open(self) -> None:
+        """Read what is there."""
+        with refused(self.folder, "a folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self.sidecar = read_sidecar(self.folder)
+        found = self.sidecar.campaign(self.facts)
+        self.rings = _file(self.folder / "dp_collectives.csv", _RINGS_KEYS)
+        self.exchange = _file(self.folder / "all_to_all.csv", _EXCHANGE_KEYS)
+        scale = probed_scale(self.facts, FULL) if found is None else found.scale
+        self.campaign = found or Campaign(facts=self.facts, scale=scale)
+
+    def lacking(self, ranks: Ranks, volumes: Sequence[float]) -> list[Point]:
+        """Return the rows that the tables do not have."""
+        key = {"device": self.facts.key}
+        return [p for p in points_of(ranks, volumes) if {**key, **p} not in self._table(p)]
 
     def add(self, point: Point, timing: Timing) -> None:
         """Write one row."""
-        times = zip(_VALUES, (timing.median_s, timing.p10_s, timing.p90_s), strict=False)
-        row = {name: 1e3 * seconds for name, seconds in times}
-        values = {**row, "repeats": timing.repeats}
+        values = {**quantiles(timing, "time_ms", "_p50"), "repeats": timing.repeats}
         self._table(point).add({"device": self.facts.key, **point, **values})
 
-    def close(self, run: Any) -> None:
+    def close(self, run: Run) -> None:
         """Add the run to the sidecar."""
         kept = self.campaign.model_copy(update={"runs": (*self.campaign.runs, run)})
         self.sidecar.with_campaign(kept).write(self.folder)
@@ -233,11 +272,23 @@ def _own_group(ranks: Ranks, lists: list[list[int]]) -> Any:
     return next(g for g, members in zip(made, lists, strict=True) if ranks.rank in members)
 
 
-def _shared(value: Any) -> Any:
-    """Return what rank 0 has."""
-    holder = [value]
-    dist.broadcast_object_list(holder, src=0)
-    return holder[0]
+class _SaidError(CalibrationError):
+    """What rank 0 raised and says, on another rank."""
+
+
+def _of_first(ranks: Ranks, act: Callable[[], Any]) -> Any:
+    """Let rank 0 act, and return what it got on every rank; what it refuses is refused on all."""
+    shared: list[Any] = [None, None]  # a value, or a sentence
+    if ranks.rank == 0:
+        try:
+            shared[0] = act()
+        except CalibrationError as error:
+            dist.broadcast_object_list([None, str(error)], src=0)
+            raise
+    dist.broadcast_object_list(shared, src=0)
+    if shared[1] is not None:
+        raise _SaidError(shared[1])
+    return shared[0]
 
 
 @contextmanager
@@ -280,6 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _say(f"{done} rows of collectives measured, {left} left, over {ranks.world} ranks")
                 hint = f" --threads {facts.threads}" if facts.device == "cpu" else ""
                 _say(f"mosaic calibrate --out DIR{hint} fits them")
+    except _SaidError:
+        return 2
     except PerfmodelError as error:
         _say(f"error: {error}")
         return 2

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moe_ref.microbench.errors import CalibrationError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from moe_ref.microbench.calibration import Calibration
+    from moe_ref.validation.loop import Validation
 
 __all__ = ["calibrate"]
 
@@ -44,30 +46,55 @@ def calibrate(
         typer.Option(help="Seconds after which no further row is begun; 45 with --quick."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the order of the rows.")] = 0,
+    validate: Annotated[
+        bool,
+        typer.Option(
+            "--validate",
+            help="Then time training steps of moe_ref: some fit a stack profile, others are "
+            "predicted first. One thread is a device unless --threads is given.",
+        ),
+    ] = False,
 ) -> None:
     """Measure this machine's kernels, and fit a hardware pack to them.
 
     A run that was interrupted goes on where it stopped.
     """
+    if validate and only is not None:
+        raise CalibrationError("--validate takes every family of kernels: leave --only out.")
     if find_spec("torch") is None:
         raise CalibrationError("`mosaic calibrate` needs torch: pip install 'mosaic-opt[torch]'.")
     from rich.console import Console
 
     from moe_ref.microbench.calibration import calibrate as measured
 
-    with _bar() as progress:
-        found = measured(
-            out,
-            device=device,
-            dtype=dtype,
-            threads=threads,
-            only=None if only is None else [name.strip() for name in only.split(",")],
-            quick=quick,
-            budget_s=budget,
-            seed=seed,
-            progress=progress,
-        )
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    with _bar() as progress:
+        settings: Any = {
+            "device": device,
+            "dtype": dtype,
+            "threads": threads,
+            "quick": quick,
+            "budget_s": budget,
+            "seed": seed,
+            "progress": progress,
+        }
+        if validate:
+            from moe_ref.validation.loop import validate as validated
+
+            checked = validated(out, **settings)
+            found = checked.calibration
+        else:
+            names = None if only is None else [name.strip() for name in only.split(",")]
+            found = measured(out, only=names, **settings)
+    _print_calibration(console, found)
+    if validate:
+        _print_validation(console, checked)
+    if found.pack is None:
+        raise typer.Exit(EXIT_NO_PACK)
+
+
+def _print_calibration(console: Console, found: Calibration) -> None:
+    """Say what was measured and fitted, and what the pack cannot price."""
     console.print(_rows_table(found))
     if found.pack is not None:
         console.print(_fit_table(found))
@@ -78,8 +105,24 @@ def calibrate(
         console.print(f"{left} rows of the grid were not measured: run it again to go on")
     for sentence in found.unpriced:
         console.print(f"not priced: {sentence}" if found.pack is not None else sentence)
-    if found.pack is None:
-        raise typer.Exit(EXIT_NO_PACK)
+
+
+def _print_validation(console: Console, found: Validation) -> None:
+    """Say how well predictions agree with what was then measured."""
+    from rich.table import Table
+
+    from moe_ref.validation.report import scores_table
+
+    head, *rows = scores_table(found.scores)
+    table = Table(*head, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for name, each in found.profile.constants.items():
+        console.print(f"{name} = {each.value:.4g} {each.unit}  ({each.low:.4g} to {each.high:.4g})")
+    for remark in found.remarks:
+        console.print(remark)
+    console.print(f"stack: {found.stack_path}; report: {found.report_path}")
 
 
 def _rows_table(found: Calibration) -> Table:

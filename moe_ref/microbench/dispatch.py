@@ -97,6 +97,5 @@ DISPATCH = Family(
     ),
     grid=_grid,
     measure=_measure,
-    surfaces=("gemm",),
 )
 """Chains of products."""

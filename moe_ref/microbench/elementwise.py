@@ -79,6 +79,5 @@ ELEMENTWISE = Family(
     values=("time_ms_med", "time_ms_p10", "time_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("elementwise",),
 )
 """Kernels that only move bytes."""

@@ -1,4 +1,4 @@
-"""Every family of kernels, and which surfaces of a pack rest on which."""
+"""Every family of kernels."""
 
 from __future__ import annotations
 

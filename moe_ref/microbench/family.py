@@ -91,8 +91,6 @@ class Family:
         Points for a scale and a number format.
     measure : callable
         Values of a point.
-    surfaces : tuple of str
-        What of a pack needs the table.
     """
 
     name: str
@@ -101,7 +99,6 @@ class Family:
     values: tuple[str, ...]
     grid: Callable[[Scale, str], list[Point]]
     measure: Callable[[Bench, Point], dict[str, Cell]]
-    surfaces: tuple[str, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -109,12 +106,10 @@ class Family:
         return ("device", *self.keys, *self.values)
 
 
-def quantiles(
-    timing: Timing, name: str, middle: str = "_med", scale: float = 1e3
-) -> dict[str, Cell]:
-    """Return a timing as columns ``name`` with an ending each, in ms unless ``scale`` differs."""
+def quantiles(timing: Timing, name: str, middle: str = "_med") -> dict[str, Cell]:
+    """Return a timing as columns ``name`` with an ending each [ms]."""
     parts = {middle: timing.median_s, "_p10": timing.p10_s, "_p90": timing.p90_s}
-    return {f"{name}{part}": scale * seconds for part, seconds in parts.items()}
+    return {f"{name}{part}": 1e3 * seconds for part, seconds in parts.items()}
 
 
 def counts(*timings: Timing) -> dict[str, Cell]:

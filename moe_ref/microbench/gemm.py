@@ -57,6 +57,5 @@ GEMM = Family(
     values=("time_ms_med", "time_ms_p10", "time_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("gemm",),
 )
 """Dense products."""

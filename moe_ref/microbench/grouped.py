@@ -15,14 +15,23 @@ from moe_ref.microbench.store import Cell
 
 __all__ = ["GROUPED"]
 
-SMALL = ((128, 128), (256, 128), (256, 256), (512, 256), (512, 512), (1024, 512))
+SMALL = (
+    (64, 64),
+    (64, 256),
+    (128, 128),
+    (256, 128),
+    (256, 256),
+    (512, 256),
+    (512, 512),
+    (1024, 512),
+)
 LARGE = ((1024, 1280), (2048, 1408), (2560, 1536), (4096, 1536), (6144, 1536), (6144, 3072))
 """Widths of the residual stream and of an expert, (hidden, ffn)."""
 
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
-    counts = (4, 8, 16, 32, 64, 128) if scale.large else (2, 4, 8, 16, 32)
-    rows = (64, 256, 1024, 4096) if scale.large else (16, 64, 256, 1024)
+    counts = (4, 8, 16, 32, 64, 128) if scale.large else (2, 4, 8, 16, 32, 64)
+    rows = (64, 256, 1024, 4096) if scale.large else (4, 16, 64, 256, 1024)
     widths = LARGE if scale.large else SMALL
     points: list[Point] = []
     for n, t, (hidden, ffn) in product(counts, rows, widths):
@@ -89,6 +98,5 @@ GROUPED = Family(
     values=("fwd_ms", "bwd_ms", "fwd_ms_p10", "fwd_ms_p90", "bwd_ms_p10", "bwd_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("grouped_forward", "grouped_backward"),
 )
 """Products of local experts."""

@@ -20,8 +20,8 @@ HEAD_OP, LOSS_OP = "lm_head_gemm", "cross_entropy"
 
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
-    tokens = (4096, 8192, 16384, 32768) if scale.large else (256, 512, 1024, 2048, 8192)
-    widths = (2048, 4096, 6144) if scale.large else (128, 256, 512)
+    tokens = (4096, 8192, 16384, 32768) if scale.large else (128, 256, 512, 1024, 2048, 8192)
+    widths = (2048, 4096, 6144) if scale.large else (64, 128, 256, 512)
     vocabularies = (32768, 131072) if scale.large else (256, 1024, 4096, 32768)
     points: list[Point] = []
     for t, width, vocabulary in product(tokens, widths, vocabularies):
@@ -86,6 +86,5 @@ HEAD = Family(
     ),
     grid=_grid,
     measure=_measure,
-    surfaces=("head",),
 )
 """Head and cross-entropy."""

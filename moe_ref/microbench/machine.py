@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from moe_ref.microbench.errors import CalibrationError
+from moe_ref.microbench.files import refused
 from moe_ref.microbench.grids import Scale
 from perfmodel.calibration.machines import NumberFormat
 from perfmodel.calibration.measured import Machine
@@ -116,10 +117,17 @@ class Sidecar(Frozen):
         return Sidecar(campaigns={**self.campaigns, key: campaign})
 
     def write(self, folder: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, whole or not at all.
+
+        Raises
+        ------
+        CalibrationError
+            It cannot be written.
+        """
         part = folder / f"{FILE}.part"
-        part.write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
-        part.replace(folder / FILE)
+        with refused(folder / FILE, "written"):
+            part.write_text(self.model_dump_json(indent=2) + "\n", "utf-8")
+            part.replace(folder / FILE)
 
 
 def read_sidecar(folder: Path) -> Sidecar:
@@ -128,14 +136,16 @@ def read_sidecar(folder: Path) -> Sidecar:
     Raises
     ------
     CalibrationError
-        The file is not what this program writes.
+        The file cannot be read, or is not what this program writes.
     """
     path = folder / FILE
-    if not path.exists():
-        return Sidecar()
+    with refused(path, "read"):
+        if not path.exists():
+            return Sidecar()
+        content = path.read_bytes()
     try:
-        return Sidecar.model_validate(json.loads(path.read_text("utf-8")))
-    except ValueError as error:
+        return Sidecar.model_validate(json.loads(content.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
         what = explain(error) if isinstance(error, ValidationError) else "it is not JSON"
         raise CalibrationError(f"{path} cannot be read: {what}; give another --out.") from None
 

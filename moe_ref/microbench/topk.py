@@ -15,8 +15,8 @@ __all__ = ["TOPK"]
 
 
 def _grid(scale: Scale, dtype: str) -> list[Point]:
-    tokens = (1024, 4096, 8192, 32768) if scale.large else (256, 1024, 4096, 8192)
-    experts = (32, 64, 128, 256) if scale.large else (8, 16, 32, 64, 128)
+    tokens = (1024, 4096, 8192, 32768) if scale.large else (128, 512, 2048, 8192)
+    experts = (32, 64, 128, 256) if scale.large else (4, 8, 16, 32, 64, 128)
     points: list[Point] = [
         {"num_tokens": t, "num_experts": e, "k": k, "dtype": "fp32"}
         for t, e, k in product(tokens, experts, (1, 2, 4, 8))
@@ -43,6 +43,5 @@ TOPK = Family(
     values=("event_time_ms", "event_time_ms_p10", "event_time_ms_p90", *COUNTS),
     grid=_grid,
     measure=_measure,
-    surfaces=("topk",),
 )
 """The choice of experts."""

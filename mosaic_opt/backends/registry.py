@@ -9,11 +9,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 
 from mosaic_opt.backends.base import Availability, Backend, Capability
 from mosaic_opt.backends.entries import BACKENDS, Entry, entries
-from mosaic_opt.errors import MosaicError
+from mosaic_opt.entry_points import loaded
+from mosaic_opt.errors import MosaicError, said
 
 __all__ = [
     "BACKENDS",
@@ -24,7 +24,6 @@ __all__ = [
     "listing",
     "made",
     "resolve",
-    "said",
 ]
 
 
@@ -144,12 +143,6 @@ def described(backend: Backend) -> Listed:
     return _asked(kind, backend.name, f"{kind.__module__}:{kind.__qualname__}", "")
 
 
-def said(error: BaseException) -> str:
-    """Return what an exception says, in one line without a full stop at its end."""
-    words = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
 def _entry(name: str) -> Entry:
     known = entries()
     if name not in known:
@@ -192,14 +185,11 @@ def _load(entry: Entry) -> type[Backend]:
     """Import the class of a backend; one of another distribution is looked at first."""
     if entry.clash:
         raise _BrokenError(entry.clash)
-    module, _, attribute = entry.value.partition(":")
     if entry.built_in:
-        own: type[Backend] = getattr(import_module(module), attribute)
+        own: type[Backend] = loaded(entry.value)
         return own
     try:
-        found = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = loaded(entry.value)
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
         raise _BrokenError(f"{entry.value} fails with {said(error)}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):

@@ -145,6 +145,27 @@ def assemble(
         raise PackError(f"The fitted pack {name} is invalid: {explain(error)}.") from None
 
 
+def fit_command(
+    device: str,
+    name: str,
+    origin: str,
+    out: str,
+    *,
+    datasheet: str | None = None,
+    one_device: bool = False,
+) -> str:
+    """Return the command that fits a pack again, for its header.
+
+    The folder of the tables is ``DIR`` in it. ``out`` and ``datasheet`` are files; the others are
+    arguments of `fit_pack`.
+    """
+    words = ["--tables", "DIR", "--device", device, "--name", name]
+    words += ["--origin", origin, "--out", out]
+    words += [] if datasheet is None else ["--datasheet", datasheet]
+    words += ["--one-device"] if one_device else []
+    return f"python -m perfmodel.calibration.fit {shlex.join(words)}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     options = _parser().parse_args(arguments)
@@ -164,10 +185,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PerfmodelError as error:
         _say(str(error))
         return 2
-    words = ["--tables", "DIR", "--device", options.device, "--name", options.name]
-    words += ["--origin", options.origin, "--out", options.out.name]
-    words += ["--one-device"] if options.one_device else []
-    command = f"python -m perfmodel.calibration.fit {shlex.join(words)}"
+    command = fit_command(
+        options.device,
+        options.name,
+        options.origin,
+        options.out.name,
+        datasheet=None if options.datasheet is None else options.datasheet.name,
+        one_device=options.one_device,
+    )
     options.out.write_text(record_toml(pack, f"Written by a program:\n{command}"), "utf-8")
     _say(f"wrote {options.out} (digest {pack.digest[:12]})")
     if options.report is not None:

@@ -3,11 +3,10 @@
     python -m perfmodel.calibration.fit_stack --base megatron-eager --name mine --out mine.toml
 
 The constants that the base profile fits (those of :data:`perfmodel.stack.SWEEP_CONSTANTS` for
-megatron-eager) minimise the soft-L1 loss of the
-log ratio of predicted to measured MFU (scale 0.05, so that a run which did something else than
-its label says bends the fit little). Nothing else is fitted: kernels and collectives come from
-the hardware pack. Intervals are the 5-95% quantiles of a bootstrap over runs, of the resamples
-that identify the constant.
+megatron-eager) minimise the soft-L1 loss of the log ratio of predicted to measured MFU (scale 0.05,
+so that a run which did something else than its label says bends the fit little). Nothing else is
+fitted: kernels and collectives come from the hardware pack. Intervals are the 5-95% quantiles of a
+bootstrap over runs, of the resamples that identify the constant.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from perfmodel.calibration.writer import record_toml
 from perfmodel.errors import PerfmodelError
 from perfmodel.iteration import step_total
 from perfmodel.ranges import stack_variables
+from perfmodel.sources import Source
 from perfmodel.stack import SWEEP_CONSTANTS, Stack
 from perfmodel.step import StepModel
 from perfmodel.validation.runs import MeasuredRun, layout_sweeps
@@ -39,8 +39,16 @@ LOSS_SCALE = 0.05
 
 SHIPPED_ORIGIN = "figures of arXiv 2608.10605, released with dmlc/ScalePlan"
 
-STARTS = ((0.02, 0.02, 0.01, 0.5), (0.005, 0.005, 0.005, 0.2))
-"""Starting points (A [s], H [s], s [s], c [-]); the best of the fits from each is kept."""
+STARTS = {
+    "host_layer_s": (0.02, 0.005),
+    "host_microbatch_s": (0.02, 0.005),
+    "jitter_s": (0.01, 0.005),
+    "pipeline_node_cost": (0.5, 0.2),
+    "elementwise_scale": (4.0, 1.0),
+    "router_scale": (4.0, 1.0),
+    "optimizer_scale": (2.0, 1.0),
+}
+"""Constants that runs can fit, and the two starting points; the better of the fits is kept."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,10 @@ class PreparedRun:
     def mfu(self, stack: Stack) -> float:
         """Return the predicted MFU under a stack's fitted constants [-]."""
         pipeline = self.model.pipeline_under(stack)
-        sync = self.model.synchronisation._replace(step_host=stack.step_host_s)
+        sync = self.model.synchronisation
+        if stack.optimizer_scale != self.model.profile.stack().optimizer_scale:
+            sync = self.model.synchronisation_under(stack)
+        sync = sync._replace(step_host=stack.step_host_s)
         step = step_total(stack, pipeline, sync, float(self.model.n_microbatches))
         return self.flops / float(step)
 
@@ -85,16 +96,34 @@ def predict(
     return np.array([run.mfu(stack) for run in runs])
 
 
+def starting_points(names: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+    """Return the starting points of some constants.
+
+    Raises
+    ------
+    PerfmodelError
+        A constant that this fit does not know.
+    """
+    if unknown := sorted(set(names) - set(STARTS)):
+        raise PerfmodelError(
+            f"The constant {unknown[0]} cannot be fitted to a table of runs; those that can are "
+            f"{', '.join(STARTS)}."
+        )
+    return tuple(zip(*(STARTS[name] for name in names), strict=True))
+
+
 def fit_constants(
     runs: Sequence[PreparedRun],
     base: Stack,
     weights: Vector | None = None,
-    starts: Sequence[Sequence[float]] = STARTS,
+    starts: Sequence[Sequence[float]] | None = None,
+    names: Sequence[str] = SWEEP_CONSTANTS,
 ) -> Vector:
-    """Fit the four constants to runs.
+    """Fit constants to runs.
 
     A constant that none of the runs responds to (no pipeline over several nodes, say) is not
-    identified by them and is set to 0: the effect is then left out, not guessed.
+    identified by them. A time is then set to 0, the effect left out and not guessed; a scale keeps
+    the value of ``base``.
 
     Parameters
     ----------
@@ -103,13 +132,14 @@ def fit_constants(
         The assumed constants.
     weights : array, optional
         Weight of each run; 1 unless given.
-    starts : sequence of four positive numbers each
-        Starting points.
+    starts : sequence of as many positive numbers each as there are names, optional
+        Starting points; those of `STARTS` unless given.
+    names : sequence of str
+        Which constants; A, H, s [s] and c [-] unless given.
 
     Returns
     -------
-    array of shape (4,)
-        A, H, s [s] and c [-].
+    array of shape (names,)
 
     Raises
     ------
@@ -118,42 +148,57 @@ def fit_constants(
     """
     from scipy.optimize import least_squares
 
-    if len(runs) < len(SWEEP_CONSTANTS):
+    if len(runs) < len(names):
         raise PerfmodelError(
-            f"{len(runs)} measured runs cannot fit {len(SWEEP_CONSTANTS)} constants; at least "
-            f"{len(SWEEP_CONSTANTS)} are needed outside each row, or sweep, that is left out."
+            f"{len(runs)} measured runs cannot fit {len(names)} constants; at least "
+            f"{len(names)} are needed outside each row, or sweep, that is left out."
         )
     measured = np.log([run.measured for run in runs])
     root = np.ones(len(runs)) if weights is None else np.sqrt(weights)
 
     def residuals(log_constants: Vector) -> Vector:
-        ratio = np.log(predict(runs, base, np.exp(log_constants))) - measured
+        ratio = np.log(predict(runs, base, np.exp(log_constants), names)) - measured
         # soft L1 by hand, so that weights multiply the loss and not its argument
         loss = 2.0 * (np.sqrt(1.0 + (ratio / LOSS_SCALE) ** 2) - 1.0)
         signed: Vector = root * np.sign(ratio) * np.sqrt(loss)
         return signed
 
     best: Any = None
-    for start in starts:
+    for start in starts or starting_points(names):
         fit = least_squares(
             residuals, np.log(start), bounds=(np.log(1e-9), np.log(1e3)), xtol=1e-10, ftol=1e-12
         )
         if best is None or fit.cost < best.cost:
             best = fit
     constants: Vector = np.exp(best.x)
-    for i in range(len(constants)):
-        without = constants.copy()
+    silent = ~responds(runs, base, constants, names)
+    kept = [getattr(base, name) if name.endswith("_scale") else 0.0 for name in names]
+    return np.where(silent, kept, constants)
+
+
+def responds(
+    runs: Sequence[PreparedRun], base: Stack, constants: Vector, names: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Say of each constant whether the prediction of any run changes with it, shape (names,)."""
+    found = np.empty(len(names), dtype=np.bool_)
+    for i, name in enumerate(names):
+        there, without = constants.copy(), constants.copy()
+        there[i] = max(constants[i], *STARTS[name])
         without[i] = 0.0
-        change = predict(runs, base, without) / predict(runs, base, constants)
-        if np.max(np.abs(np.log(change))) < 1e-9:
-            constants[i] = 0.0
-    return constants
+        change = predict(runs, base, without, names) / predict(runs, base, there, names)
+        found[i] = np.max(np.abs(np.log(change))) >= 1e-9
+    return found
 
 
-def errors(runs: Sequence[PreparedRun], base: Stack, constants: Vector) -> Vector:
+def errors(
+    runs: Sequence[PreparedRun],
+    base: Stack,
+    constants: Vector,
+    names: Sequence[str] = SWEEP_CONSTANTS,
+) -> Vector:
     """Relative error of the predicted MFU of every run [-]."""
     measured: Vector = np.array([run.measured for run in runs])
-    relative: Vector = predict(runs, base, constants) / measured - 1.0
+    relative: Vector = predict(runs, base, constants, names) / measured - 1.0
     return relative
 
 
@@ -162,6 +207,7 @@ def held_out_errors(
     base: Stack,
     groups: Sequence[object],
     progress: Callable[[int, int], None] | None = None,
+    constants: Sequence[str] = SWEEP_CONSTANTS,
 ) -> Vector:
     """Relative error of each run under constants fitted to the runs of the other groups [-]."""
     out = np.empty(len(runs))
@@ -169,8 +215,8 @@ def held_out_errors(
     for done, name in enumerate(names):
         inside = [i for i, group in enumerate(groups) if group == name]
         rest = [run for i, run in enumerate(runs) if groups[i] != name]
-        constants = fit_constants(rest, base)
-        out[inside] = errors([runs[i] for i in inside], base, constants)
+        fitted = fit_constants(rest, base, names=constants)
+        out[inside] = errors([runs[i] for i in inside], base, fitted, constants)
         if progress is not None:
             progress(done + 1, len(names))
     return out
@@ -183,18 +229,25 @@ def bootstrap(
     rng: np.random.Generator,
     start: Vector,
     progress: Callable[[int, int], None] | None = None,
+    names: Sequence[str] = SWEEP_CONSTANTS,
 ) -> NDArray[np.float64]:
-    """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, 4)."""
-    draws = np.empty((n, len(SWEEP_CONSTANTS)))
+    """Refit to ``n`` resamples of the runs, with replacement, from ``start``; shape (n, names).
+
+    NaN where no run of a resample responds to the constant: it says nothing of it.
+    """
+    draws = np.empty((n, len(names)))
     for i in range(n):
         weights = np.bincount(rng.integers(len(runs), size=len(runs)), minlength=len(runs))
         chosen = [int(k) for k in np.flatnonzero(weights)]
+        drawn = [runs[k] for k in chosen]
         draws[i] = fit_constants(
-            [runs[k] for k in chosen],
+            drawn,
             base,
             weights[chosen].astype(np.float64),
             starts=[np.maximum(start, 1e-6).tolist()],
+            names=names,
         )
+        draws[i, ~responds(drawn, base, draws[i], names)] = np.nan
         if progress is not None:
             progress(i + 1, n)
     return draws
@@ -210,7 +263,7 @@ def fit_profile(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> StackProfile:
-    """Fit a profile; its assumptions, units and meanings are those of ``base``.
+    """Fit the constants of ``base``; assumptions, units and meanings are those of ``base``.
 
     Parameters
     ----------
@@ -223,13 +276,12 @@ def fit_profile(
     progress : callable, optional
         Called with (done, of) while the bootstrap runs.
     """
-    stack = base.stack()
+    stack, names = base.stack(), tuple(base.constants)
     prepared = prepare(runs, base)
-    fitted = fit_constants(prepared, stack)
+    fitted = fit_constants(prepared, stack, names=names)
     draws = bootstrap(
-        prepared, stack, resamples, np.random.default_rng(seed), fitted, progress=progress
+        prepared, stack, resamples, np.random.default_rng(seed), fitted, progress, names
     )
-    draws[draws == 0.0] = np.nan  # resamples that do not identify the constant say nothing of it
     low, high = np.nanquantile(draws, (0.05, 0.95), axis=0)
     identified = np.mean(np.isfinite(draws), axis=0)
     constants = {
@@ -239,9 +291,10 @@ def fit_profile(
                 "low": min(_round(low[i]), _round(fitted[i])),
                 "high": max(_round(high[i]), _round(fitted[i])),
                 "identified": float(identified[i]),
+                "source": Source.FITTED,
             }
         )
-        for i, constant in enumerate(SWEEP_CONSTANTS)
+        for i, constant in enumerate(names)
     }
     observed = [stack_variables(run.model) for run in prepared]
     ranges = {
@@ -250,19 +303,20 @@ def fit_profile(
     }
     rows = list(range(len(runs)))
     sweeps = [run.sweep for run in runs]
-    left_out = held_out_errors(prepared, stack, rows)
+    left_out = held_out_errors(prepared, stack, rows, constants=names)
+    by_sweep = held_out_errors(prepared, stack, sweeps, constants=names)
     low, high = ratio_interval(np.log1p(left_out))  # of predicted over measured MFU
     scores = StackErrors(
         rows=len(runs),
-        mape_in_sample=_mean(errors(prepared, stack, fitted)),
+        mape_in_sample=_mean(errors(prepared, stack, fitted, names)),
         mape_leave_one_out=_mean(left_out),
         low=_round(low),
         high=_round(high),
-        mape_leave_one_sweep_out=_mean(held_out_errors(prepared, stack, sweeps)),
+        mape_leave_one_sweep_out=_mean(by_sweep),
     )
     content = base.model_dump() | {
         "name": name,
-        "hardware": sorted({run.cluster.hardware for run in runs}),
+        "hardware": sorted({run.cluster.pack.name for run in runs}),
         "provenance": provenance,
         "constants": {key: constant.model_dump() for key, constant in constants.items()},
         "ranges": ranges,
@@ -331,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m perfmodel.calibration.fit_stack",
-        description="Fit the four constants of a stack profile to measured runs.",
+        description="Fit the constants of a stack profile to measured runs.",
     )
     parser.add_argument("--out", type=Path, required=True, help="TOML file to write")
     parser.add_argument("--name", required=True, help="name of the profile")

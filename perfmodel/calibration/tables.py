@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ BoolArray = NDArray[np.bool_]
 
 class TableError(PerfmodelError):
     """A table that cannot be read or lacks what a fit needs; the message is one sentence."""
+
+
+class UnreadableTableError(TableError):
+    """A file that is no table, or cannot be opened."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +85,40 @@ class Tables:
     device: str
 
     def load(self, name: str) -> Table:
-        """Read ``name`` and keep the rows of the device (column ``device`` or ``GPU_MODEL``)."""
+        """Read ``name`` and keep the rows of the device (column ``device`` or ``GPU_MODEL``).
+
+        Raises
+        ------
+        UnreadableTableError
+            It is there and cannot be read: see `read_rows`.
+        TableError
+            It is not there, or has no row of the device.
+        """
+        path = self.folder / name
         try:
-            with (self.folder / name).open(encoding="utf-8", newline="") as stream:
-                rows = list(csv.DictReader(stream))
+            content = path.read_bytes()
         except OSError as error:
-            raise TableError(
-                f"Table {self.folder / name} cannot be read: {error.strerror}."
-            ) from None
+            kind = TableError if isinstance(error, FileNotFoundError) else UnreadableTableError
+            raise kind(f"Table {path} cannot be read: {error.strerror}.") from None
+        _, rows = read_rows(content, path)
         if not rows:
-            raise TableError(f"Table {self.folder / name} has no rows.")
+            raise TableError(f"Table {path} has no rows.")
         table = Table(name, {key: _column([row[key] for row in rows]) for key in rows[0]})
         column = "GPU_MODEL" if "GPU_MODEL" in table.columns else "device"
         return table.where(**{column: self.device})
 
     def has(self, name: str) -> bool:
-        """Whether there is such a table, with rows of the device."""
-        if not (self.folder / name).is_file():
-            return False
+        """Whether there is such a table, with rows of the device.
+
+        Raises
+        ------
+        UnreadableTableError
+            It is there and cannot be read.
+        """
         try:
             self.load(name)
+        except UnreadableTableError:
+            raise
         except TableError:
             return False
         return True
@@ -107,6 +126,32 @@ class Tables:
     def sha256(self, name: str) -> str:
         """Return the digest of a table's file."""
         return hashlib.sha256((self.folder / name).read_bytes()).hexdigest()
+
+
+def read_rows(content: bytes, path: Path) -> tuple[tuple[str, ...], list[dict[str, str]]]:
+    """Return the header and the rows of a table, from what its file at ``path`` holds.
+
+    Raises
+    ------
+    UnreadableTableError
+        It is not UTF-8 or not CSV, or a row has more or fewer cells than the header.
+    """
+    rows: list[dict[str, str]] = []
+    try:
+        lines = csv.reader(io.StringIO(content.decode("utf-8"), newline=""))
+        header = tuple(next(lines, ()))
+        for cells in filter(None, lines):
+            if len(cells) != len(header):
+                raise UnreadableTableError(
+                    f"Table {path} cannot be read: line {lines.line_num} has {len(cells)} cells, "
+                    f"but must have the {len(header)} of the header."
+                )
+            rows.append(dict(zip(header, cells, strict=True)))
+    except UnicodeDecodeError:
+        raise UnreadableTableError(f"Table {path} cannot be read: it is not UTF-8.") from None
+    except csv.Error as error:
+        raise UnreadableTableError(f"Table {path} cannot be read: {error}.") from None
+    return header, rows
 
 
 def _column(cells: list[str]) -> FloatArray | NDArray[np.str_]:

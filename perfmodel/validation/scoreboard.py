@@ -12,7 +12,6 @@ from perfmodel.calibration.stacks import Constant, StackProfile, load_stack
 from perfmodel.cluster import Cluster
 from perfmodel.frozen import Frozen
 from perfmodel.plan import Recompute
-from perfmodel.stack import SWEEP_CONSTANTS
 from perfmodel.step import DEFAULT_STACK, estimate
 from perfmodel.validation.runs import (
     TABLE5_BATCH,
@@ -164,20 +163,19 @@ def validate(
     profile = load_stack(stack) if isinstance(stack, str) else stack
     measured = tuple(runs) if runs is not None else layout_sweeps()
     prepared = prepare(measured, profile)
-    base = profile.stack()
-    constants = np.array([profile.constants[name].value for name in SWEEP_CONSTANTS])
-    predicted = predict(prepared, base, constants)
-    in_sample = errors(prepared, base, constants)
+    base, names = profile.stack(), tuple(profile.constants)
+    constants = np.array([constant.value for constant in profile.constants.values()])
+    predicted = predict(prepared, base, constants, names)
+    in_sample = errors(prepared, base, constants, names)
 
     def step(what: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, of: progress(what, done, of)
 
-    refitted = fit_constants(prepared, base)
+    refitted = fit_constants(prepared, base, names=names)
     sweeps = [run.sweep for run in measured]
-    one_out = held_out_errors(
-        prepared, base, list(range(len(measured))), progress=step("leave one row out")
-    )
-    sweep_out = held_out_errors(prepared, base, sweeps, progress=step("leave one sweep out"))
+    each = list(range(len(measured)))
+    one_out = held_out_errors(prepared, base, each, step("leave one row out"), names)
+    sweep_out = held_out_errors(prepared, base, sweeps, step("leave one sweep out"), names)
     rows = tuple(
         RowScore(
             sweep=run.sweep,
@@ -207,7 +205,7 @@ def validate(
             peer_mape=_mape(peers) if len(peers) == len(rows) else None,
         ),
         constants=profile.constants,
-        refitted={name: float(refitted[i]) for i, name in enumerate(SWEEP_CONSTANTS)},
+        refitted={name: float(refitted[i]) for i, name in enumerate(names)},
         table5=score_table5(profile),
         rows=rows,
         mfu_convention=measured[0].mfu_convention.value,

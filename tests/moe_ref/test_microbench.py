@@ -1,135 +1,27 @@
-"""Microbenchmarks: what is timed, what is kept, what is claimed."""
+"""Microbenchmarks: what is measured, what is kept, what is refused."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from moe_ref.microbench import campaign, clocks  # noqa: E402
-from moe_ref.microbench.calibration import Calibration, calibrate, fit_folder  # noqa: E402
-from moe_ref.microbench.campaign import Effort, measure  # noqa: E402
-from moe_ref.microbench.clocks import Call, CpuClock, Sample  # noqa: E402
+from moe_ref.microbench.campaign import measure  # noqa: E402
+from moe_ref.microbench.clocks import CpuClock  # noqa: E402
 from moe_ref.microbench.errors import CalibrationError  # noqa: E402
 from moe_ref.microbench.families import FAMILIES, chosen_families  # noqa: E402
 from moe_ref.microbench.family import Bench, Family  # noqa: E402
 from moe_ref.microbench.grids import Point, Scale, thinned  # noqa: E402
-from moe_ref.microbench.machine import DTYPES, Facts, facts_of, read_sidecar  # noqa: E402
+from moe_ref.microbench.machine import Facts, facts_of, read_sidecar  # noqa: E402
 from moe_ref.microbench.store import RowFile  # noqa: E402
-from moe_ref.microbench.timing import Timer, Timing  # noqa: E402
-from perfmodel.calibration.packs import load_pack  # noqa: E402
-from perfmodel.cluster import Batch, Cluster  # noqa: E402
-from perfmodel.families import family_model  # noqa: E402
-from perfmodel.plan import Plan  # noqa: E402
-from perfmodel.sources import Source  # noqa: E402
-from perfmodel.step import estimate  # noqa: E402
+from moe_ref.microbench.timing import Timer  # noqa: E402
 
-TINY = Effort(call_s=0.001, limit_s=0.002, points=10)
 SCALE = Scale(flop=1e8, elements=2e6, points=12)
-
-
-class FakeClock:
-    """Plays back samples, the last one again and again."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self.samples = list(samples)
-        self.batches: list[int] = []
-
-    def time(self, calls: Sequence[Call]) -> list[Sample]:
-        for call in calls:
-            call()
-        self.batches.append(len(calls))
-        return [self.samples.pop(0) if self.samples[1:] else self.samples[0] for _ in calls]
-
-    def wait(self) -> None:
-        pass
-
-
-def steady(seconds: float, n: int = 1) -> list[Sample]:
-    return [Sample(seconds, 0.0, 0)] * n
-
-
-# ---------------------------------------------------------------- time
-
-
-def test_warm_up_counts_for_nothing() -> None:
-    clock = FakeClock([*steady(9e-3, 3), *steady(1e-3)])
-    timing = Timer(clock, limit_s=1.0, warmup=3).time([lambda: None])
-    assert timing == Timing(1e-3, 1e-3, 1e-3, 5)
-
-
-def test_a_steady_call_is_repeated_least_often() -> None:
-    assert Timer(FakeClock(steady(1e-3))).time([lambda: None]).repeats == 5
-
-
-def test_an_unsteady_call_is_repeated_until_time_is_up() -> None:
-    ragged = [Sample(s, 0.0, 0) for s in (1e-3, 3e-3) * 60]
-    timing = Timer(FakeClock(ragged), limit_s=0.1, warmup=0).time([lambda: None])
-    assert 45 <= timing.repeats <= 60
-    assert (timing.p10_s, timing.p90_s) == (1e-3, 3e-3)
-    assert Timer(FakeClock(ragged), limit_s=9.0, most=30).time([lambda: None]).repeats == 30
-
-
-def test_repeats_that_were_disturbed_more_often_are_set_aside() -> None:
-    samples = [*steady(1e-3, 6), *[Sample(5e-3, 1e-3, 2)] * 4, *steady(1e-3)]
-    timing = Timer(FakeClock(samples), steady=-1.0, most=12, warmup=0).time([lambda: None])
-    assert timing == Timing(1e-3, 1e-3, 1e-3, 8, set_aside=4)
-
-
-def test_where_all_were_disturbed_the_calmest_count() -> None:
-    samples = [Sample(1e-3, 1e-3, 3), Sample(2e-3, 0.0, 1)] * 10
-    timing = Timer(FakeClock(samples), steady=-1.0, most=10, warmup=0).time([lambda: None])
-    assert (timing.median_s, timing.repeats, timing.set_aside) == (2e-3, 5, 5)
-    assert timing.waited == 0.0
-    timing = Timer(FakeClock(samples), steady=-1.0, most=8, warmup=0).time([lambda: None])
-    assert timing.repeats == 8
-    assert timing.waited == pytest.approx(4e-3 / (12e-3 + 4e-3))
-
-
-def test_operands_come_in_turn() -> None:
-    seen: list[int] = []
-    calls = [lambda i=i: seen.append(i) for i in range(3)]
-    Timer(FakeClock(steady(1e-3)), warmup=0).time(calls)
-    assert seen == [0, 1, 2, 0, 1]
-
-
-def test_the_clock_of_a_cpu_counts_no_less_than_nothing() -> None:
-    for n in (1, 3):
-        samples = CpuClock().time([lambda: sum(range(1000))] * n)
-        assert len(samples) == n
-        assert all(min(sample) >= 0 for sample in samples)
-
-
-@pytest.mark.parametrize(
-    ("waited_s", "taken_off"), [(0.0, 0.0), (0.3, 0.3), (0.89, 0.89), (0.95, 0.0), (5.0, 0.0)]
-)
-def test_a_wait_that_was_not_within_the_call_is_not_taken_off(
-    monkeypatch: pytest.MonkeyPatch, waited_s: float, taken_off: float
-) -> None:
-    ready = iter([{"1": 7.0}, {"1": 7.0 + waited_s, "2": 0.0}])
-    ticks = iter([10.0, 11.0])
-    monkeypatch.setattr(clocks, "ready_s", lambda: next(ready))
-    monkeypatch.setattr(clocks, "perf_counter", lambda: next(ticks))
-    (sample,) = CpuClock().time([lambda: None])
-    assert sample.seconds == pytest.approx(1.0 - taken_off)
-    assert sample.waited == pytest.approx(taken_off)
-    assert sample.disturbed >= (taken_off != waited_s)
-
-
-def test_short_calls_are_looked_after_together() -> None:
-    clock = FakeClock(steady(1e-4))
-    Timer(clock, steady=-1.0, most=24, warmup=1).time([lambda: None])
-    assert clock.batches == [1, 10, 10, 4]
-    clock = FakeClock(steady(2e-3))
-    assert Timer(clock).time([lambda: None]).repeats == 5
-    assert set(clock.batches) == {1}
 
 
 # ---------------------------------------------------------------- rows that are kept
@@ -160,7 +52,7 @@ def test_a_row_that_was_cut_short_is_taken_off(tmp_path: Path, cut: int) -> None
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     mended = RowFile(path, ("device", "n", "ms"), ("device", "n"))
-    kept = [row["n"] for row in mended.rows()]
+    kept = [row["n"] for row in rows(path)] if path.exists() else []
     assert kept == (["1"] if cut < 8 else [])
     if cut < 8:
         mended.add({"device": "a", "n": 2, "ms": 2.5})
@@ -251,7 +143,6 @@ def counting(name: str = "fake") -> Family:
         values=("ms",),
         grid=lambda scale, dtype: [{"n": n} for n in range(8)],
         measure=lambda bench, point: {"ms": float(torch.get_num_threads())},
-        surfaces=(),
     )
 
 
@@ -332,7 +223,7 @@ def test_a_row_that_fails_is_one_sentence(tmp_path: Path, facts: Facts) -> None:
 
 
 def test_out_of_time_is_no_error(tmp_path: Path, facts: Facts) -> None:
-    assert measure(tmp_path, facts, [counting()], scale=SCALE, budget_s=0.0) == {"fake": (0, 8)}
+    assert measure(tmp_path, facts, [counting()], scale=SCALE, budget_s=1e-9) == {"fake": (0, 8)}
 
 
 def test_threads_are_set_and_put_back(tmp_path: Path, facts: Facts) -> None:
@@ -412,102 +303,3 @@ def test_an_unknown_family_is_named() -> None:
     with pytest.raises(CalibrationError, match="no family 'conv' of kernels; there are gemm, "):
         chosen_families(["gemm", "conv"])
     assert [f.name for f in chosen_families(["topk", "gemm", "topk"])] == ["topk", "gemm"]
-
-
-# ---------------------------------------------------------------- from a machine to a pack
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    """Measure everything once, on a grid that takes a second or two."""
-    folder = tmp_path_factory.mktemp("machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(campaign, "probed_scale", lambda facts, effort: SCALE)
-        return calibrate(folder, threads=1, effort=TINY)
-
-
-def test_everything_was_measured(measured: Calibration) -> None:
-    assert set(measured.rows) == set(FAMILIES)
-    assert all(there == of > 0 for there, of in measured.rows.values())
-
-
-def test_the_tables_give_a_pack_that_prices_a_step(measured: Calibration) -> None:
-    assert measured.pack is not None
-    assert load_pack(measured.path) == measured.pack
-    architecture = family_model(
-        d_model=128,
-        n_layers=2,
-        d_ff=256,
-        n_experts=4,
-        top_k=2,
-        d_expert=128,
-        vocab_size=256,
-        head_dim=64,
-    )
-    step = estimate(
-        architecture,
-        Plan.parse("mbs=1", world=1),
-        Cluster.parse(f"{measured.path}:1gpus"),
-        Batch(global_batch=2, seq_len=8192),
-    )
-    assert 0.0 < step.step_time_s < inf
-    assert step.sources["compute_experts"] is Source.FITTED
-    assert measured.pack.device.peak_flops.source is Source.MEASURED
-    assert any(
-        "seq_len = 8192 is outside" in f and f.startswith("attention_forward") for f in step.flags
-    )
-
-
-def test_it_says_what_it_does_not_price(measured: Calibration) -> None:
-    assert measured.pack is not None
-    assert measured.pack.lacking
-    assert "More than one device: all_to_all" in measured.unpriced[0]
-    assert "Precisions below bf16" in measured.unpriced[-1]
-
-
-def test_the_report_and_the_datasheet_lie_beside_the_pack(measured: Calibration) -> None:
-    report = (measured.folder / "report.md").read_text("utf-8")
-    assert all(f"| {name} |" in report for name in ("gemm", "topk", "elementwise"))
-    assert "MEASURED" in (measured.folder / "datasheet.toml").read_text("utf-8")
-
-
-def test_the_same_tables_give_the_same_pack(measured: Calibration) -> None:
-    again = fit_folder(measured.folder, measured.facts, measured.rows)
-    assert again.pack == measured.pack
-
-
-def test_no_pack_without_a_family(measured: Calibration, tmp_path: Path) -> None:
-    for file in measured.folder.iterdir():
-        if file.name != "sdpa.csv":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    found = fit_folder(tmp_path, measured.facts, {})
-    assert found.pack is None
-    assert found.unpriced == (
-        "No pack: nothing was measured of attention, and every step has them.",
-    )
-    assert not found.path.exists()  # the old one would pass for one of these tables
-
-
-def test_no_pack_of_too_few_rows(measured: Calibration, tmp_path: Path) -> None:
-    for file in measured.folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    lines = (tmp_path / "dense_gemm.csv").read_text("utf-8").splitlines()
-    (tmp_path / "dense_gemm.csv").write_text("\n".join(lines[:4]) + "\n", "utf-8")
-    found = fit_folder(tmp_path, measured.facts, {})
-    assert found.pack is None
-    assert found.unpriced[0].startswith("No pack: 3 rows cannot determine 6 parameters")
-
-
-def test_rows_of_another_number_of_threads_count_for_nothing(
-    measured: Calibration, tmp_path: Path
-) -> None:
-    for file in measured.folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    other = replace(measured, facts=measured.facts.model_copy(update={"key": "other-2t"}))
-    found = fit_folder(tmp_path, other.facts, {})
-    assert found.pack is None
-    assert "nothing was measured of gemm" in found.unpriced[0]
-
-
-def test_every_number_format_that_is_offered_is_known() -> None:
-    assert set(facts_of("cpu", "fp32", 1).supported) <= set(DTYPES)

@@ -65,7 +65,7 @@ def test_two_processes_measure_and_go_on(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    assert "0 rows of collectives measured, 16 left" in run("--budget", "0")
+    assert "0 rows of collectives measured, 16 left" in run("--budget", "1e-9")
     assert "16 rows of collectives measured, 0 left" in run()
     with (tmp_path / "dp_collectives.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))

@@ -179,6 +179,17 @@ def test_initial_weights_are_those_of_a_1() -> None:
         assert abs(parameter.mean().item()) < 5 * deviation / math.sqrt(parameter.numel()), name
 
 
+def test_another_deviation_scales_every_matrix_and_no_gain() -> None:
+    a = small()
+    plain, wide = ReferenceModel(a, seed=3), ReferenceModel(a, deviation=0.03, seed=3)
+    for (name, one), other in zip(plain.named_parameters(), wide.parameters(), strict=True):
+        factor = 5.0 if one.ndim > 1 else 1.0
+        torch.testing.assert_close(other, factor * one, msg=name)
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(MoeRefError, match=f"deviation={wrong} must be finite and above 0"):
+            ReferenceModel(a, deviation=wrong)
+
+
 def test_the_seed_decides_the_weights_and_touches_no_other_draw() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()

@@ -105,6 +105,36 @@ def test_one_that_cannot_be_loaded_says_why(
     assert run(monkeypatch, "schema") == 0
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import a_package_that_is_not_there", "ModuleNotFoundError: No module named"),
+        ("raise ImportError", "ImportError.\n"),
+        ("raise SystemExit(3)", "SystemExit: 3.\n"),
+        ("def command(:", "SyntaxError: "),
+        ("other = 1", "AttributeError: module 'broken' has no attribute 'command'.\n"),
+        ("command = 1", "TypeError: "),
+        ("def command(x: list[list[int]]) -> None: ...", "AssertionError: "),
+    ],
+)
+def test_whatever_it_raises_the_others_go_on(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, source: str, words: str
+) -> None:
+    install(site, "broken", source)
+    assert run(monkeypatch, "--help") == 0
+    out = capsys.readouterr().out
+    assert "greet" in out
+    assert "solve" in out
+    assert run(monkeypatch, "schema") == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "greet", "--help") == 0
+    assert "cannot be loaded" in capsys.readouterr().out
+    assert run(monkeypatch, "greet") == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: Command 'greet' of broken 1.0 cannot be loaded: {words}")
+    assert err.count("\n") == 1
+
+
 def test_two_of_one_name_are_neither(
     site: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:

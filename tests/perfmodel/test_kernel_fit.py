@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from perfmodel.calibration import HardwarePack, load_pack, shipped_packs
 from perfmodel.calibration.fit import fit_pack, load_datasheet, main
 from perfmodel.calibration.regression import Bound, Regression
-from perfmodel.calibration.tables import TableError, Tables
+from perfmodel.calibration.tables import TableError, Tables, UnreadableTableError
 from perfmodel.cluster import Cluster
 from perfmodel.collectives import all_to_all_time, point_to_point_time, ring_over_nodes_time
 from perfmodel.hardware import Hardware
@@ -464,6 +464,22 @@ def test_tables_refuse_what_they_lack(tmp_path: Path) -> None:
         table.where(b="z")
     with pytest.raises(TableError, match=r"no row with device=nine"):
         Tables(tmp_path, "nine").load("t.csv")
+
+
+def test_a_table_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, "toy")
+    assert not tables.has("t.csv")
+    for content, why in [
+        (b"device,a\ntoy,\xff\n", "it is not UTF-8"),
+        (b"device,a\ntoy,1\n\ntoy\n", "line 4 has 1 cells, but must have the 2 of the header"),
+    ]:
+        (tmp_path / "t.csv").write_bytes(content)
+        for ask in (tables.has, tables.load):
+            with pytest.raises(UnreadableTableError, match=rf"t.csv cannot be read: {why}\.$"):
+                ask("t.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(UnreadableTableError, match=r"folder.csv cannot be read: Is a directory\.$"):
+        tables.has("folder.csv")
 
 
 def line(x: np.ndarray, factors: np.ndarray, held: np.ndarray | None = None) -> Regression:

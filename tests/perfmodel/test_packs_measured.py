@@ -142,6 +142,10 @@ def test_the_command_fits_the_same_pack_again(alone: tuple[HardwarePack, str, Pa
     assert not out.exists()
     assert main([*arguments, "--one-device", "--out", str(out)]) == 0
     assert load_pack(out).digest == pack.digest
+    assert out.read_text("utf-8").splitlines()[1] == (
+        f"# python -m perfmodel.calibration.fit --tables DIR --device {DEVICE} --name {DEVICE} "
+        "--origin 'invented constants' --out again.toml --datasheet datasheet.toml --one-device"
+    )
 
 
 def test_no_copy_no_bandwidth(alone: tuple[HardwarePack, str, Path], tmp_path: Path) -> None:
