@@ -106,3 +106,13 @@ def test_pack_and_stack_still_predict_what_the_page_says() -> None:
 def test_the_page_states_the_constants_of_the_stack() -> None:
     for name, constant in load_stack(str(STACK)).constants.items():
         assert f"| `{name}` | {constant.value:.4g} |" in PAGE
+
+
+def test_the_page_on_packs_states_the_errors_of_this_one() -> None:
+    page = (ROOT / "docs" / "howto" / "calibrate.md").read_text("utf-8")
+    pack = load_pack(str(PACK))
+    assert pack.surfaces
+    for name, surface in pack.surfaces.items():
+        if (e := surface.errors) is not None:
+            assert f"| `{name}` | {e.n} | {e.median_in:.1f} / {e.p90_in:.1f} |" in page
+    assert f"Peak {pack.device.peak_flops.value / 1e9:.1f} GFLOP/s" in page
