@@ -37,6 +37,7 @@ from moe_ref.microbench.machine import (
     facts_of,
     load_average,
     read_sidecar,
+    require_cuda,
     run_record,
 )
 from moe_ref.microbench.store import RowFile
@@ -300,6 +301,7 @@ def _process_group(device: str) -> Iterator[Ranks]:
             "moe_ref.microbench.collectives --out DIR."
         )
     if device == "cuda":
+        require_cuda()
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:

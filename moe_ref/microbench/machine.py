@@ -20,7 +20,16 @@ from perfmodel.calibration.machines import NumberFormat
 from perfmodel.calibration.measured import Machine
 from perfmodel.frozen import Frozen, explain
 
-__all__ = ["DTYPES", "Facts", "Run", "Sidecar", "facts_of", "load_average", "read_sidecar"]
+__all__ = [
+    "DTYPES",
+    "Facts",
+    "Run",
+    "Sidecar",
+    "facts_of",
+    "load_average",
+    "read_sidecar",
+    "require_cuda",
+]
 
 FILE = "machine.json"
 
@@ -169,8 +178,8 @@ def facts_of(device: str, dtype: str, threads: int | None = None) -> Facts:
         raise CalibrationError(f"device {device!r} is not cpu or cuda.")
     if dtype not in DTYPES:
         raise CalibrationError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise CalibrationError("There is no CUDA device here that torch can use; nearest: cpu.")
+    if device == "cuda":
+        require_cuda()
     supported = tuple(name for name in DTYPES if _multiplies(device, name))
     if dtype not in supported:
         raise CalibrationError(
@@ -200,6 +209,18 @@ def facts_of(device: str, dtype: str, threads: int | None = None) -> Facts:
         supported=supported,
         cuda_version=torch.version.cuda if device == "cuda" else None,
     )
+
+
+def require_cuda() -> None:
+    """Say in one sentence that there is no CUDA device, where there is none.
+
+    Raises
+    ------
+    CalibrationError
+        Torch finds none.
+    """
+    if not torch.cuda.is_available():
+        raise CalibrationError("There is no CUDA device here that torch can use; nearest: cpu.")
 
 
 def run_record(

@@ -52,6 +52,16 @@ def test_one_process_alone_is_told_how_to_be_two(
     assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
 
 
+def test_no_cuda_device_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["--out", str(tmp_path), "--device", "cuda"]) == 2
+    assert "no CUDA device here" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_two_processes_measure_and_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
