@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calibrate"]
 
-EXIT_NO_PACK = 1
+EXIT_NO_PACK, EXIT_INTERRUPTED = 1, 130
 
 
 def calibrate(
@@ -68,7 +68,7 @@ def calibrate(
     from moe_ref.microbench.calibration import calibrate as measured
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    with _bar() as progress:
+    with _interrupt_said(out), _bar() as progress:
         settings: Any = {
             "device": device,
             "dtype": dtype,
@@ -91,6 +91,16 @@ def calibrate(
         _print_validation(console, checked)
     if found.pack is None:
         raise typer.Exit(EXIT_NO_PACK)
+
+
+@contextmanager
+def _interrupt_said(out: Path) -> Iterator[None]:
+    """Say what an interrupt leaves, and exit as interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: what was measured is in {out}; run it again to go on", err=True)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _print_calibration(console: Console, found: Calibration) -> None:

@@ -210,7 +210,7 @@ def test_what_was_timed_is_not_timed_again(found: Validation, folder: Path) -> N
 
 
 def test_without_room_for_two_processes_it_says_so(
-    found: Validation, folder: Path, tmp_path: Path
+    found: Validation, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = found.calibration.facts.model_copy(update={"devices_per_node": 1})
     remarks: list[str] = []
@@ -218,6 +218,13 @@ def test_without_room_for_two_processes_it_says_so(
     assert remarks == [
         "No step of 2 processes: they take 2 devices of a CPU, and there are 1 of 1 threads (cpu)."
     ]
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setattr(loop, "_has_ranks", lambda *_: False)
+    alone = validate(tmp_path, threads=1, **FAST)
+    assert [row.prediction.case for row in alone.rows] == list(cases_of(DESIGN).scored)
+    assert set(alone.scores) == {"one"}
+    assert not alone.profile.variants
 
 
 def test_a_folder_without_kernels_is_refused(tmp_path: Path) -> None:
@@ -241,6 +248,20 @@ def test_the_command_prints_scores_and_refuses_a_choice_of_families(
     assert shown.exit_code == 0
     assert "one process" in shown.output
     assert "elementwise_scale = " in shown.output
+
+
+def test_an_interrupted_command_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    app = typer.Typer()
+    app.command()(command.calibrate)
+    monkeypatch.setattr(loop, "validate", stop)
+    stopped = CliRunner().invoke(app, ["--out", str(tmp_path), "--validate"])
+    assert stopped.exit_code == 130
+    assert stopped.output.startswith(f"interrupted: what was measured is in {tmp_path}")
 
 
 # ---------------------------------------------------------------- fit and scores
