@@ -82,6 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
         for by, runs in report.pick_runs(ordered).items():
             trained(runs, f"picks_{by}", given)
     else:
+        if given.part == "solve":
+            print(found.page)
         print(report.price_part(found, given.pack, given.stack))
         print(report.order_part(found, ordered))
     if given.part != "solve":

@@ -1,4 +1,4 @@
-"""Data and expert parallelism over several processes, without overlap, and what starts them.
+"""Data and expert parallelism over several processes, without overlap.
 
 Each rank trains on sequences of its own. One all-reduce a step sums the gradients of what every
 rank holds, in one flat buffer, as Megatron-LM does. Under expert parallelism a rank holds

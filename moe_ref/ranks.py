@@ -120,7 +120,7 @@ def _serve(link: Connection, place: _Place, work: bytes) -> None:
         _join(place)
         worker, args = pickle.loads(work)
         answer = pickle.dumps((True, worker(place.rank, *args)))
-    except Exception as error:
+    except Exception as error:  # whatever a rank fails by, the caller is told
         said = "".join(traceback.format_exception_only(error)).strip()
         answer = pickle.dumps((False, (said, traceback.format_exc())))
     with suppress(OSError):  # a caller that hung up before

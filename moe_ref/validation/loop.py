@@ -66,7 +66,7 @@ class Validation:
     profile : StackProfile
         The stack, fitted to steps that are not among ``rows``.
     rows : tuple of ScoredStep
-        Predicted and then measured.
+        Predicted and measured.
     scores : dict of str to StepScores
         By kind of step: ``one`` process, ``dp``, ``ep``, and where there are several, ``all``.
     remarks : tuple of str

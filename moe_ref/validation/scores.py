@@ -14,7 +14,7 @@ from perfmodel.frozen import Frozen
 from perfmodel.ranges import range_flags
 from perfmodel.step import StepModel, legal_model
 
-__all__ = ["GROUPS", "Prediction", "ScoredStep", "StepScores", "predicted_step", "score"]
+__all__ = ["GROUPS", "Prediction", "ScoredStep", "StepScores", "predicted_step", "score", "scored"]
 
 TOP = 5
 
@@ -23,7 +23,7 @@ GROUPS = {"one": "one process", "dp": "data parallelism", "ep": "expert parallel
 
 
 class Prediction(Frozen):
-    """What is said of a step before it is measured.
+    """What is said of a step without its time.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Prediction(Frozen):
 
 
 class ScoredStep(Frozen):
-    """A prediction and what was then measured.
+    """A prediction and what was measured.
 
     Attributes
     ----------

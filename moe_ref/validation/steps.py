@@ -16,7 +16,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from moe_ref.microbench.campaign import threads_of
+from moe_ref.microbench.campaign import Progress, threads_of
 from moe_ref.microbench.clocks import Sample, clock_of
 from moe_ref.microbench.machine import DTYPES, Facts
 from moe_ref.microbench.store import Cell, RowFile
@@ -42,8 +42,6 @@ TABLE = "steps.csv"
 
 SCHEDULE = WarmupStableDecay(peak=1e-4, steps=10_000, warmup_steps=1_000)
 """Of every run that is timed; the time of a step does not depend on it."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -121,9 +119,9 @@ def measure_steps(
 ) -> None:
     """Time the cases of one rank that the table lacks visits of.
 
-    On a CPU without what other processes had of the core; of several ranks, by the wall. A step
-    that does not fit into the device's memory has no row.
-    Every visit is on the disk before the next begins; what was interrupted goes on there.
+    On a CPU without what other processes had of the core. A step that does not fit into the memory
+    of the device has no row. Every visit is on the disk before the next begins; what was
+    interrupted goes on there.
 
     Raises
     ------
@@ -156,14 +154,14 @@ def measure_parallel_steps(
 ) -> None:
     """Time the cases of several ranks that the table lacks visits of, over as many processes.
 
-    A step of several ranks takes as long as the slowest of them.
+    A step of several ranks takes as long as the slowest of them, by the clock on the wall.
 
     Raises
     ------
     CalibrationError
         As `measure_steps`.
-    MoeRefError
-        A process ended.
+    RankError
+        A process failed or ended.
     """
     for ranks in sorted({case.ranks for case in cases}):
         mine = [case for case in cases if case.ranks == ranks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -116,3 +117,14 @@ def test_the_page_on_packs_states_the_errors_of_this_one() -> None:
         if (e := surface.errors) is not None:
             assert f"| `{name}` | {e.n} | {e.median_in:.1f} / {e.p90_in:.1f} |" in page
     assert f"Peak {pack.device.peak_flops.value / 1e9:.1f} GFLOP/s" in page
+
+
+def test_the_sentences_on_one_process_are_those_of_the_table() -> None:
+    one = [row for row in ROWS if row.prediction.group == "one"]
+    within = sum(abs(row.error) < 0.1 for row in one)
+    assert f"{within} of {len(one)} steps are within 10 %" in PAGE
+    again, kept = (
+        fmean(row.error for row in one if row.prediction.case.recompute is recompute)
+        for recompute in (True, False)
+    )
+    assert f"a mean error of {again:+.1%}, the others one of {kept:+.1%}" in PAGE.replace(" %", "%")
